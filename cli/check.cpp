@@ -30,6 +30,7 @@
 #include "fattn/fattn.hpp"
 #include "measure/environment.h"
 #include "testing/check.h"
+#include "testing/pages.h"
 #include "testing/random_case.h"
 
 namespace fattn::cli {
@@ -43,10 +44,19 @@ struct CheckFlags {
   TargetFlags target;
   std::string dtype = "all", filter, json;
   uint64_t random = 0;
+  int64_t page_size = 0;
   bool list = false, verbose = false, accuracy = false, values = false;  // the last two: cli/check_python.h
   std::string python;
   OutputFlags output;
 };
+
+// Those that can be, forward, with their keys in pages.
+std::vector<Case> in_pages(const std::vector<Case>& cases, int64_t page_size) {
+  std::vector<Case> paged;
+  for (const Case& c : cases)
+    if (std::optional<Case> with_pages = testing::in_pages(c, page_size)) paged.push_back(std::move(*with_pages));
+  return paged;
+}
 
 // The table, or so many random combinations of each dtype.
 std::vector<Case> all_of(const CheckFlags& flags) {
@@ -63,6 +73,7 @@ std::vector<Case> all_of(const CheckFlags& flags) {
 
 std::vector<Case> chosen(const CheckFlags& flags) {
   std::vector<Case> cases = all_of(flags);
+  if (flags.page_size > 0) cases = in_pages(cases, flags.page_size);
   const size_t all = cases.size();
   std::erase_if(cases, [&](const Case& c) {
     return (flags.dtype != "all" && flags.dtype != name_of(c.dtype)) || c.name.find(flags.filter) == std::string::npos;
@@ -238,6 +249,11 @@ void add_check(CLI::App& app, int& exit_code) {
       ->add_option("--random", flags->random,
                    "Instead of the table: so many random combinations of features in each dtype, headdim up to 256; the same every time")
       ->check(whole_number(1, 100000))
+      ->type_name("N");
+  command
+      ->add_option("--page-size", flags->page_size,
+                   "All of them forward, with keys and values in pages of N keys, as in a paged cache; lengths are rounded up")
+      ->check(whole_number(1, 1 << 20))
       ->type_name("N");
   command->add_flag("--verbose", flags->verbose, "Print every case with the errors of its outputs, not only those that fail");
   command->add_flag("--list", flags->list, "Print the names of the cases and run none");

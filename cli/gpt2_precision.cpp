@@ -45,6 +45,7 @@ int precision(const PrecisionFlags& flags) {
                                {"broken", rule.broken}});
   }
   out.print(rules);
+  out.say("Computed is what goes into the arithmetic, summed what its sums are kept in.");
   out.say(table.scales_loss() ? "The loss is scaled: by 65,536 at first, half of it after a gradient that overflows." : "The loss is not scaled.");
   out.say("`fattn gpt2 train --track-precision FILE.jsonl` looks at every tensor of a run.");
   if (!flags.json.empty()) write_json(record, flags.json);

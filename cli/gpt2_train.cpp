@@ -33,15 +33,39 @@ using gpt2::LogLine;
 
 // Throws Error in words, with the table printed, where a run would take more than it may.
 void check_memory(Output& out, const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory, uint64_t limit) {
-  const uint64_t free = setup.run.options.device == "cpu" ? cpu_info().memory_available_bytes : 0;
-  const uint64_t allowed = limit > 0 ? limit : free;
-  if (allowed == 0 || bytes_of(memory) <= allowed) return;
+  const auto gpu = gpt2_gpu(setup.run.options.device);
+  const uint64_t free = gpu ? cuda::memory(*gpu).free_bytes : cpu_info().memory_available_bytes;
+  const uint64_t allowed = limit > 0 ? limit : free, needed = bytes_of(memory);
+  if (allowed == 0 || needed <= allowed) return;
   print_training_memory(out, setup, memory);
-  throw gpt2::Error(
-      fmt::format("training would take {} of memory, {} is {}; use a smaller --batch with --accumulate, --checkpoint-activations, or --dtype bf16",
-                  bytes_text(static_cast<double>(bytes_of(memory))), bytes_text(static_cast<double>(allowed)),
-                  limit > 0 ? "allowed by --memory-limit" : "available"));
+  throw gpt2::Error(fmt::format(
+      "out of memory: training would take {} {}, {} more than the {} {}; use a smaller --batch with --accumulate, --checkpoint-activations, or "
+      "--dtype "
+      "bf16",
+      bytes_text(static_cast<double>(needed)), gpu ? fmt::format("of cuda:{}", *gpu) : "of memory", bytes_text(static_cast<double>(needed - allowed)),
+      bytes_text(static_cast<double>(allowed)), limit > 0 ? "allowed by --memory-limit" : "available"));
 }
+
+// What a run has taken since before its network was made: of a GPU, or what the process grew by at most.
+class TakenMemory {
+ public:
+  explicit TakenMemory(std::optional<int> gpu) : gpu_(gpu), free_before_(gpu ? cuda::memory(*gpu).free_bytes : 0) {}
+  // After a step. A GPU, which takes its time to say, is asked until all graphs are there.
+  int64_t bytes_after(int64_t steps) {
+    constexpr int64_t kGrows = 4;
+    if (!gpu_)
+      taken_ = resident_.bytes_added();
+    else if (steps <= kGrows)
+      taken_ = static_cast<int64_t>(free_before_) - static_cast<int64_t>(cuda::memory(*gpu_).free_bytes);
+    return taken_;
+  }
+
+ private:
+  const std::optional<int> gpu_;
+  const size_t free_before_;
+  const measure::ResidentPeak resident_;
+  int64_t taken_ = 0;
+};
 
 double peak_of(const TrainingSetup& setup, int threads) {
   const DType dtype = setup.run.options.dtype;
@@ -71,11 +95,10 @@ class TrainingRun {
     result_.pace.flops_per_token = gpt2::training_flops_per_token(setup.run.config, setup.run.options.seqlen);
   }
 
-  // `resident`: since before the network was made.
-  void run(const measure::ResidentPeak& resident) {
+  void run(TakenMemory& memory) {
     try {
       result_.pace.peak = peak_of(setup_, flags_.threads);
-      steps(resident);
+      steps(memory);
       draw();
     } catch (const gpt2::NotANumber& e) {
       say_track();
@@ -100,7 +123,7 @@ class TrainingRun {
     return ". The last good checkpoint is '" + printable(result_.checkpoint) + "'; go on from it with --resume";
   }
 
-  void steps(const measure::ResidentPeak& resident) {
+  void steps(TakenMemory& memory) {
     const int64_t last = setup_.run.options.schedule.steps, eval_every = flags_.eval_every > 0 ? flags_.eval_every : flags_.every;
     Progress progress("step", std::max<int64_t>(last - trainer_.state().step, 1));
     while (trainer_.state().step < last) {
@@ -116,7 +139,8 @@ class TrainingRun {
       }
       log_.add(line);
       tell(line);
-      progress.note(progress_notes(line, result_.pace, resident.bytes_added()));
+      result_.measured_memory = memory.bytes_after(result_.pace.steps);
+      progress.note(progress_notes(line, result_.pace, result_.measured_memory));
       progress.step();
       const bool kept = line.step % flags_.every == 0 || ends;
       if (kept) keep();
@@ -127,7 +151,7 @@ class TrainingRun {
       if (ends) break;
     }
     result_.steps = trainer_.state().step;
-    result_.measured_memory = resident.bytes_added();
+    result_.why_no_graph = network_.why_no_graph();
   }
 
   void tell(const LogLine& line) {
@@ -188,12 +212,12 @@ int train(const TrainingFlags& flags) {
   }
   check_memory(out, setup, memory, flags.memory_limit);
   say_beginning(out, setup);
-  const measure::ResidentPeak resident;
+  TakenMemory taken(gpt2_gpu(setup.run.options.device));
   gpt2::Network network(setup.run.config, setup.weights(), setup.network(), setup.compute(flags.threads));
-  if (!setup.folder->before() || !setup.longer.empty()) setup.folder->describe(setup.run);
+  if (!setup.folder->before() || !setup.changed.empty()) setup.folder->describe(setup.run);
   try {
     TrainingRun run(flags, setup, network, out, stop);
-    run.run(resident);
+    run.run(taken);
     run.say_track();
     say_end(out, setup, memory, run.result(), run.lines());
     if (!flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines(), run.tracker()), flags.json);

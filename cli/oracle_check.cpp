@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "fattn/attention.hpp"
 #include "testing/check.h"
+#include "testing/pages.h"
 
 namespace fattn::cli {
 namespace {
@@ -146,15 +148,27 @@ class OracleCheck {
       scores.document_q = Tensor(ids + rows.begin, DType::kI32, {1, rows.count});
       scores.document_k = Tensor(ids, DType::kI32, {1, seen});
     }
+    std::optional<testing::Unpaged> keys_of_entry;
+    if (scores_.block_table) keys_of_entry.emplace(k_, v_, pages_of(entry));
+    const Tensor k = keys_of_entry ? part(keys_of_entry->k(), {0, 1}, k_rows, key_heads) : part(batched(k_), batch, k_rows, key_heads);
+    const Tensor v = keys_of_entry ? part(keys_of_entry->v(), {0, 1}, k_rows, key_heads) : part(batched(v_), batch, k_rows, key_heads);
     add(testing::verify(ForwardTensors{part(batched(q_), batch, q_rows, heads),
-                                       part(batched(k_), batch, k_rows, key_heads),
-                                       part(batched(v_), batch, k_rows, key_heads),
+                                       k,
+                                       v,
                                        part(batched(o_), batch, q_rows, heads),
                                        lse_part(batched_lse(lse_), batch, q_rows, heads),
                                        {},
                                        scores},
                         options, rounding_),
         where);
+  }
+
+  // The block table of one batch entry.
+  ScoreTensors pages_of(int64_t entry) const {
+    const Tensor& table = scores_.block_table;
+    ScoreTensors scores;
+    scores.block_table = Tensor(static_cast<const int32_t*>(table.data()) + entry * table.stride(0), DType::kI32, {1, table.shape(1)});
+    return scores;
   }
 
   // A packed tensor as one batch entry.
@@ -209,7 +223,8 @@ ProblemSpec smaller(const ProblemSpec& spec, double flops_of_group, double oracl
   const auto shorten = [&](int64_t length) { return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(length) * shorter)); };
   s.seqlen_q = shorten(spec.seqlen_q);
   s.seqlen_k = shorten(spec.seqlen_k);
-  if (spec.least_seqused_k > 0) s.least_seqused_k = shorten(spec.least_seqused_k);
+  if (spec.page_size > 0) s.seqlen_k = std::max<int64_t>(1, s.seqlen_k / spec.page_size) * spec.page_size;
+  if (spec.least_seqused_k > 0) s.least_seqused_k = std::min(shorten(spec.least_seqused_k), s.seqlen_k);
   if (spec.packed()) s.least_packed = shorten(spec.least_packed);
   s.documents = std::min(spec.documents, s.seqlen_q);
   return s;

@@ -16,6 +16,7 @@
 #include "cli/problem_flags.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
+#include "cli/target_flags.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "lab/held_out.h"
@@ -108,9 +109,29 @@ int predict_problem(const PredictFlags& flags) {
   return kExitFine;
 }
 
-int predict_record(const PredictFlags& flags) {
-  const Calibration calibration = needed_calibration(flags.problem.target.device);
+// Where a record's times are from: "cuda:0" if one of fattn's rows, or the flags that it was made with, say so. Else the CPU.
+std::string device_of(const Json& record) {
+  const auto gpu_named = [](const Json& name) {
+    return name.is_string() && name != "cpu" && not_a_device(name.get<std::string>()).empty() ? name.get<std::string>() : std::string();
+  };
+  const auto list_of = [&](const char* name) {
+    return record.is_object() && record.contains(name) && record[name].is_array() ? record[name] : Json();
+  };
+  for (const Json& row : list_of("rows"))
+    if (row.is_object() && row.contains("device") && row.contains("provider") && row["provider"] == "fattn")
+      if (const std::string gpu = gpu_named(row["device"]); !gpu.empty()) return gpu;
+  const Json flags = list_of("flags");
+  for (size_t i = 0; i + 1 < flags.size(); ++i)
+    if (flags[i] == "--device")
+      if (const std::string gpu = gpu_named(flags[i + 1]); !gpu.empty()) return gpu;
+  return "cpu";
+}
+
+// Without `of_record` the device is what the flags say.
+int predict_record(PredictFlags& flags, bool of_record) {
   const Json record = read_record(flags.against);
+  if (of_record) flags.problem.target.device = device_of(record);
+  const Calibration calibration = needed_calibration(flags.problem.target.device);
   std::vector<Scored> rows;
   if (record.is_object() && record.contains("fattn_predict")) {
     const lab::Predictor predictor(*calibration.kernels, flags.problem.options(), flags.problem.place());
@@ -222,7 +243,10 @@ void add_predict(CLI::App& app, int& exit_code) {
   flags->problem.add_problem_to(*command);
   flags->problem.target.add_to(*command);
   command->add_flag("--explain", flags->explain, "Print what of a kernel's work takes how long");
-  command->add_option("--against", flags->against, "Instead of a problem: hold predictions against the times of a record")->type_name("FILE");
+  command
+      ->add_option("--against", flags->against,
+                   "Instead of a problem: hold predictions against the times of a record, on its own device if --device is not given")
+      ->type_name("FILE");
   CLI::Option* held_out = command
                               ->add_option("--held-out", flags->held_out.count,
                                            "Instead of a problem: draw N shapes, predict and measure each, and say how good the predictions are")
@@ -248,12 +272,12 @@ void add_predict(CLI::App& app, int& exit_code) {
       "  fattn predict --seqlen 16384 --nheads 16 --headdim 128 --causal --dtype bf16\n"
       "  fattn predict --against bench.json\n"
       "  fattn predict --held-out 200 --seed 7 --json held-out.json");
-  command->callback([flags, held_out, &exit_code] {
+  command->callback([flags, held_out, command, &exit_code] {
     const bool of_record = !flags->against.empty(), of_shapes = held_out->count() > 0;
     if ((of_record || of_shapes) && flags->problem.problem_given())
       throw CLI::ValidationError(of_record ? "--against" : "--held-out", "has problems of its own; leave the flags of a problem out");
     require_writable(flags->json);
-    exit_code = of_shapes ? predict_held_out(*flags) : of_record ? predict_record(*flags) : predict_problem(*flags);
+    exit_code = of_shapes ? predict_held_out(*flags) : of_record ? predict_record(*flags, command->count("--device") == 0) : predict_problem(*flags);
   });
 }
 

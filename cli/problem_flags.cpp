@@ -75,6 +75,13 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
   const char* const of_batch = s.packed() ? "--packed" : "--seqused-k";
   if (s.packed() || s.least_seqused_k > 0) at_most(of_batch, s.batch, kMostParts, "the batch entries whose lengths are measured");
   at_most("--documents", s.documents, kMostParts, "the documents that are measured");
+  if (s.page_size > 0) {
+    if (grad) refuse("--page-size", "a paged cache is of the forward pass; add --no-grad");
+    if (s.packed() || s.documents > 0) refuse("--page-size", "it is measured without --packed and --documents; leave them out");
+    if (s.seqlen_k % s.page_size != 0)
+      refuse("--page-size",
+             std::to_string(s.page_size) + " does not divide the keys, " + std::to_string(s.seqlen_k) + "; give --seqlen-k a multiple of it");
+  }
   const bool of_rows = s.packed() || s.documents > 0;
   if (of_rows && s.seqlen_q != s.seqlen_k)
     refuse(s.packed() ? "--packed" : "--documents", "queries and keys are the same rows here; leave --seqlen-k out");

@@ -90,7 +90,7 @@ Held describe(const files::safetensors::TensorEntry& entry, bool rows = true, bo
 void describe_inputs(const files::safetensors::Reader& file, RunTensors& t) {
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"})
     if (const files::safetensors::TensorEntry* entry = file.find(name)) t[name] = describe(*entry, false);
-  const bool packed = t.packed();
+  const bool packed = t.packed(), paged = file.find("block_table") != nullptr;
   if (packed && t.bhsd)
     throw std::runtime_error(
         "the input has packed sequences (cu_seqlens_q, cu_seqlens_k), whose tensors are (rows, heads, headdim); leave --layout out");
@@ -99,7 +99,8 @@ void describe_inputs(const files::safetensors::Reader& file, RunTensors& t) {
     const bool rows = row.dims == TensorDims::kRows;
     if (const files::safetensors::TensorEntry* entry = file.find(name_in_file(row))) {
       const bool of_gradients = row.pass == TensorPass::kBackward && !rows;  // of no use without do
-      if (!of_gradients || t.backward()) t[row.name] = describe(*entry, rows, packed);
+      const std::string_view name = row.name;
+      if (!of_gradients || t.backward()) t[row.name] = describe(*entry, rows, packed && !(paged && (name == "k" || name == "v")));
     } else if (rows && row.pass == TensorPass::kBoth) {
       std::vector<std::string> names;
       for (const files::safetensors::TensorEntry& other : file.header().tensors) names.push_back(printable(other.name, 60));

@@ -111,7 +111,7 @@ Json as_json() {
   for (const Way& way : ways())
     for (const OptionRow& option : kOptions) {
       Support answer = ask(way, DType::kBF16, false, 64, {&option});
-      if (answer) answer = ask(way, DType::kBF16, true, 64, {&option});
+      if (answer && !option.forward_only) answer = ask(way, DType::kBF16, true, 64, {&option});
       json["features"].push_back({{"name", way.name},
                                   {"feature", option.name},
                                   {"supported", answer.ok},
@@ -209,11 +209,19 @@ void print_backends(Output& out, const Json& rows) {
   out.print(table);
 }
 
+// Which options no way has in a backward pass.
+std::string only_forward() {
+  std::string names;
+  for (const OptionRow& option : kOptions)
+    if (option.forward_only) names += (names.empty() ? "" : ", ") + std::string(option.name);
+  return names.empty() ? "" : " (" + names + ": forward)";
+}
+
 void print_features(Output& out, const Json& rows) {
   std::vector<Column> columns = {Column::text("option").as_key()};
   const std::vector<std::string> ways = names_in(rows, "name");
   for (const std::string& way : ways) columns.push_back(Column::text(way).ranked(rank_of(way)));
-  Table table(columns, "Options of attention here; bf16, both passes");
+  Table table(columns, "Options of attention here; bf16, both passes" + only_forward());
   for (const std::string& feature : names_in(rows, "feature")) {
     std::vector<Cell> cells = {feature};
     for (const Json& row : rows)

@@ -138,6 +138,8 @@ void require_parts_that_fit(const std::vector<lab::Step>& steps) {
     const measure::ProblemSpec& s = step.spec;
     if (s.least_packed > s.seqlen_q || s.least_seqused_k > s.seqlen_k || s.documents > s.seqlen_q)
       throw std::invalid_argument(fmt::format("--packed, --seqused-k and --documents do not fit seqlen {}; leave that value out", s.seqlen_q));
+    if (s.page_size > 0 && s.seqlen_k % s.page_size != 0)
+      throw std::invalid_argument(fmt::format("--page-size {} does not divide seqlen-k {}; leave that value out", s.page_size, s.seqlen_k));
     if (s.packed() && s.seqlen_q != s.seqlen_k) throw std::invalid_argument("--packed has as many keys as rows; it cannot be swept over seqlen-k");
   }
 }

@@ -32,7 +32,8 @@ T value_of(const std::string& name, const T (&values)[N]) {
   return T::kAuto;  // the parser has refused every other name
 }
 
-// "cpu", "cuda" (device 0) or "cuda:2"; empty if the text is one of them. Words that others have for a GPU are not taken: they may mean another one.
+}  // namespace
+
 std::string not_a_device(const std::string& text) {
   if (text == "cpu" || text == "cuda") return {};
   const std::string digits = text.rfind("cuda:", 0) == 0 ? text.substr(5) : "";
@@ -41,8 +42,6 @@ std::string not_a_device(const std::string& text) {
            (text == "gpu" || nearest(text, {"cuda"}) == "cuda" ? "; did you mean 'cuda'?" : "");
   return {};
 }
-
-}  // namespace
 
 CLI::Option* add_device(CLI::App& command, std::string& device) {
   return command.add_option("--device", device, "Where the tensors are: cpu, cuda or cuda:INDEX; `fattn info` lists the devices")

@@ -9,6 +9,8 @@
 
 namespace fattn::cli {
 
+// "cpu", "cuda" (device 0) or "cuda:2"; empty if the text is one of them. Words that others have for a GPU are not taken: they may mean another one.
+std::string not_a_device(const std::string& text);
 // --device alone: cpu, cuda or cuda:INDEX.
 CLI::Option* add_device(CLI::App& command, std::string& device);
 

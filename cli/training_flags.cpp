@@ -92,7 +92,8 @@ void add_how(CLI::App& command, TrainingFlags& f) {
   add_gpt2_threads(command, f.threads);
   command.add_flag("--checkpoint-activations", f.options.checkpoint_activations,
                    "Compute a layer's activations again in the backward pass: less memory");
-  command.add_flag("--deterministic", f.options.deterministic, "The same bits on every run, whatever that costs (on the CPU always)");
+  command.add_flag("--deterministic", f.options.deterministic,
+                   "The same bits on every run, whatever that costs; attention on a GPU has others without it (on the CPU always the same)");
   command.add_option("--memory-limit", f.memory_limit, "Refuse what needs more than this, e.g. 16GiB; 0: what is available")
       ->transform(CLI::AsSizeValue(true).description(""))
       ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cli/gpt2.h"
+#include "cli/gpt2_model.h"
 #include "cli/sanitize.h"
 #include "cli/training_precision.h"
 #include "cli/whole_file.h"
@@ -126,7 +127,8 @@ std::vector<std::string> progress_notes(const LogLine& line, const TrainingPace&
 std::string step_in_words(const LogLine& line, const TrainingPace& pace) {
   return fmt::format("step {}: loss {:.4f}{}, gradient norm {:.3g}, learning rate {:.3g}, {}", line.step, line.loss,
                      line.validated ? fmt::format(", validation {:.4f}", line.validation_loss) : "", line.gradient_norm, line.learning_rate,
-                     rate_text(pace.tokens_per_s()));
+                     rate_text(pace.tokens_per_s())) +
+         (pace.peak > 0 ? ", MFU " + percent_text(pace.mfu()) : "");
 }
 
 void say_beginning(const Output& out, const TrainingSetup& setup) {
@@ -137,7 +139,7 @@ void say_beginning(const Output& out, const TrainingSetup& setup) {
                       grouped_number(o.schedule.steps), printable(setup.folder->path())));
   if (setup.from) out.say(fmt::format("Going on from step {}: {}", setup.from->state.step, printable(setup.from->path)));
   if (!setup.from && setup.folder->before()) out.say("There is no checkpoint yet: beginning at the first step.");
-  if (!setup.longer.empty()) out.say("Changed: " + setup.longer + ".");
+  if (!setup.changed.empty()) out.say("Changed: " + setup.changed + ".");
   if (run.validation.empty()) out.say("There is no validation data (--validation): the loss of text that is not trained on stays unknown.");
   if (setup.texts.empty()) out.say("There is no tokenizer beside model or data (--tokenizer): checkpoints will take and give ids alone.");
 }
@@ -161,8 +163,10 @@ void say_end(const Output& out, const TrainingSetup& setup, const std::vector<gp
     std::string text = rate_text(result.pace.tokens_per_s());
     if (result.pace.peak > 0) text += fmt::format(", {} of the machine's peak", percent_text(result.pace.mfu()));
     text += fmt::format("; memory of {}", memory_text(static_cast<int64_t>(bytes_of(memory))));
-    if (result.measured_memory > 0) text += fmt::format(" (the process grew by {})", memory_text(result.measured_memory));
+    if (result.measured_memory > 0)
+      text += fmt::format(" ({} {})", gpt2_gpu(o.device) ? "measured" : "the process grew by", memory_text(result.measured_memory));
     out.say(text + ".");
+    if (!result.why_no_graph.empty()) out.say("Steps were launched one by one, not from a CUDA graph: " + printable(result.why_no_graph));
   }
   const std::string folder = printable(setup.folder->path());
   if (result.interrupted) {

@@ -28,7 +28,8 @@ struct TrainingPace {
 // What a run has to show in the end.
 struct TrainingResult {
   TrainingPace pace;
-  int64_t measured_memory = 0;  // what the process grew by at most; 0: not known
+  int64_t measured_memory = 0;  // what the process grew by at most, or a GPU's that it took; 0: not known
+  std::string why_no_graph;     // on a GPU; empty: steps are replayed from one
   std::string checkpoint;       // the last one; empty: none
   int64_t from = 0;             // step that it went on from
   int64_t steps = 0;            // of the run, in all processes

@@ -144,7 +144,8 @@ std::vector<gpt2::Difference> other_sizes(const TrainingFlags& f, const Config& 
 // What would change the numbers of a run that is gone on with is an error that names all of it.
 void refuse_changes(const TrainingFlags& f, const gpt2::RunDescription& before, const TrainOptions& now) {
   std::vector<std::string> changed;
-  for (const gpt2::Difference& d : gpt2::differences(before.options, now)) changed.push_back(fmt::format("{} was {}, is {}", d.flag, d.was, d.is));
+  for (const gpt2::Difference& d : gpt2::differences(before.options, now))
+    if (d.flag != "--device") changed.push_back(fmt::format("{} was {}, is {}", d.flag, d.was, d.is));
   for (const gpt2::Difference& d : other_sizes(f, before.config)) changed.push_back(fmt::format("{} was {}, is {}", d.flag, d.was, d.is));
   if (const std::string model = is_folder(f.model) ? absolute({f.model}).front() : before.model; model != before.model)
     changed.push_back(fmt::format("the model was {}, is {}", before.model.empty() ? "made of random numbers" : "'" + printable(before.model) + "'",
@@ -172,11 +173,14 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   setup.loader = std::make_unique<gpt2::Loader>(run.data, setup.loading(), setup.from ? setup.from->state.position : gpt2::LoaderPosition{});
   if (setup.loader->fingerprint() != before.fingerprint)
     throw Error("the data is not what the run began with: its names, sizes or checksums differ; give the same token files by --data");
+  if (run.options.device != before.options.device)
+    setup.changed =
+        fmt::format("the run goes on on {}, not {}: numbers agree within rounding, not bit for bit", run.options.device, before.options.device);
   if (f.given("--steps") || f.given("--epochs")) {
     run.options.schedule.steps = steps_of(f, *setup.loader, run.options.accumulate);
     if (run.options.schedule.steps != before.options.schedule.steps)
-      setup.longer = fmt::format("the run ends at step {}, not {}, and the learning rate falls accordingly", run.options.schedule.steps,
-                                 before.options.schedule.steps);
+      setup.changed += (setup.changed.empty() ? "" : "; ") + fmt::format("the run ends at step {}, not {}, and the learning rate falls accordingly",
+                                                                         run.options.schedule.steps, before.options.schedule.steps);
   }
   if (setup.from && setup.from->state.step > run.options.schedule.steps)
     throw Error(fmt::format("the run has {} steps already, more than the {} that are asked for; give more by --steps", setup.from->state.step,
@@ -221,6 +225,7 @@ gpt2::NetworkOptions TrainingSetup::network() const {
   options.checkpoint_activations = o.checkpoint_activations;
   options.dropout = o.dropout;
   options.seed = o.seed;
+  options.deterministic = o.deterministic || !gpt2_gpu(o.device);
   return options;
 }
 

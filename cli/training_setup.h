@@ -19,7 +19,7 @@ struct TrainingSetup {
   std::optional<gpt2::Checkpoint> from;  // the checkpoint to go on from
   std::unique_ptr<gpt2::Loader> loader;  // of the data, at its place; none with --memory
   gpt2::FileTexts texts;                 // the tokenizer's files, for checkpoints
-  std::string longer;                    // that the run ends at another step than it was begun with, in words
+  std::string changed;                   // that the run ends at another step than it was begun with, or is on another device, in words
 
   gpt2::Compute compute(int threads) const;
   gpt2::NetworkOptions network() const;

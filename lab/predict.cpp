@@ -36,6 +36,7 @@ std::string not_modelled(const ProblemSpec& s) {
   add(s.least_seqused_k > 0, "lengths of keys");
   add(s.packed(), "packed sequences");
   add(s.documents > 0, "documents");
+  add(s.page_size > 0, "a paged cache");
   return names;
 }
 
@@ -43,7 +44,7 @@ ProblemSpec without_what_is_not_modelled(ProblemSpec s) {
   s.softcap = 0, s.p_dropout = 0, s.alibi = false;
   s.bias = s.mask = measure::PairShape::kNone;
   s.dbias = s.bias_f32 = false;
-  s.least_seqused_k = s.least_packed = s.documents = 0;
+  s.least_seqused_k = s.least_packed = s.documents = s.page_size = 0;
   return s;
 }
 

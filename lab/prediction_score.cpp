@@ -167,6 +167,7 @@ ProblemSpec spec_from_json(const Json& row) {
   s.least_seqused_k = integer(row, "least_seqused_k", 0, 0);
   s.least_packed = integer(row, "least_packed", 0, 0);
   s.documents = integer(row, "documents", 0, 0);
+  s.page_size = integer(row, "page_size", 0, 0);
   s.seed = static_cast<uint64_t>(integer(row, "seed", 0, 1));
   bool known = false;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF64})

@@ -153,8 +153,8 @@ TimeOfRow time_of(const JsonPart& row) {
 }
 
 // What of a problem is in a row only where it is set.
-constexpr std::array kOptions = {"window_left", "window_right", "softcap", "p_dropout",       "alibi",        "bias",
-                                 "bias_dtype",  "dbias",        "mask",    "least_seqused_k", "least_packed", "documents"};
+constexpr std::array kOptions = {"window_left", "window_right", "softcap",         "p_dropout",    "alibi",     "bias",     "bias_dtype",
+                                 "dbias",       "mask",         "least_seqused_k", "least_packed", "documents", "page_size"};
 
 }  // namespace
 

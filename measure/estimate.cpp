@@ -21,6 +21,7 @@ void shorten(ProblemSpec& s, double factor) {
   s.seqlen_q = shorter(s.seqlen_q);
   s.seqlen_k = shorter(s.seqlen_k);
   if (s.packed() || s.documents > 0) s.seqlen_k = s.seqlen_q;
+  if (s.page_size > 0) s.seqlen_k = std::max<int64_t>(1, s.seqlen_k / s.page_size) * s.page_size;
   if (s.least_seqused_k > 0) s.least_seqused_k = std::min(shorter(s.least_seqused_k), s.seqlen_k);
   if (s.packed()) s.least_packed = std::min(shorter(s.least_packed), s.seqlen_q);
   s.documents = std::min(s.documents, s.seqlen_q);

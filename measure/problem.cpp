@@ -22,6 +22,11 @@ Tensor rows_view(const ProblemSpec& s, const void* data, int64_t seqlen, int64_t
   return Tensor(data, s.dtype, {s.batch, seqlen, nheads, headdim});
 }
 
+Tensor keys_view(const ProblemSpec& s, const void* data, int64_t headdim) {
+  if (s.page_size > 0) return Tensor(data, s.dtype, {s.batch * (s.seqlen_k / s.page_size), s.page_size, s.nheads_k, headdim});
+  return rows_view(s, data, s.seqlen_k, s.nheads_k, headdim);
+}
+
 DType lse_dtype(const ProblemSpec& s) { return s.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 int64_t sum(std::initializer_list<int64_t> parts) {
@@ -59,7 +64,7 @@ Cost cost_of_pass(const ProblemSpec& spec, bool backward) {
 // What lengths and documents leave of a problem: smaller ones without them.
 std::vector<ProblemSpec> parts_of(const ProblemSpec& spec) {
   ProblemSpec part = spec;
-  part.least_seqused_k = part.least_packed = part.documents = 0;
+  part.least_seqused_k = part.least_packed = part.documents = part.page_size = 0;
   std::vector<ProblemSpec> parts;
   if (spec.documents > 0) {
     for (int64_t document = 0; document < spec.documents; ++document) {
@@ -101,7 +106,8 @@ int64_t ProblemSpec::output_bytes(bool grad) const {
 }
 
 bool ProblemSpec::has_terms() const {
-  return p_dropout > 0 || alibi || bias != PairShape::kNone || mask != PairShape::kNone || least_seqused_k > 0 || packed() || documents > 0;
+  return p_dropout > 0 || alibi || bias != PairShape::kNone || mask != PairShape::kNone || least_seqused_k > 0 || packed() || documents > 0 ||
+         page_size > 0;
 }
 int64_t ProblemSpec::rows_of(int64_t entry) const { return packed() ? evenly(least_packed, seqlen_q, entry, batch) : seqlen_q; }
 int64_t ProblemSpec::keys_of(int64_t entry) const {
@@ -123,8 +129,8 @@ void ProblemSpec::apply_to(Options& options) const {
 }
 
 Tensor q_view(const ProblemSpec& s, const void* data) { return rows_view(s, data, s.seqlen_q, s.nheads, s.headdim); }
-Tensor k_view(const ProblemSpec& s, const void* data) { return rows_view(s, data, s.seqlen_k, s.nheads_k, s.headdim); }
-Tensor v_view(const ProblemSpec& s, const void* data) { return rows_view(s, data, s.seqlen_k, s.nheads_k, s.headdim_v); }
+Tensor k_view(const ProblemSpec& s, const void* data) { return keys_view(s, data, s.headdim); }
+Tensor v_view(const ProblemSpec& s, const void* data) { return keys_view(s, data, s.headdim_v); }
 Tensor o_view(const ProblemSpec& s, const void* data) { return rows_view(s, data, s.seqlen_q, s.nheads, s.headdim_v); }
 Tensor lse_view(const ProblemSpec& s, const void* data) {
   if (s.packed()) return Tensor(data, lse_dtype(s), {s.nheads, s.rows_before(s.batch)});
@@ -179,6 +185,7 @@ nlohmann::ordered_json to_json(const ProblemSpec& s) {
   if (s.least_seqused_k > 0) all["least_seqused_k"] = s.least_seqused_k;
   if (s.packed()) all["least_packed"] = s.least_packed;
   if (s.documents > 0) all["documents"] = s.documents;
+  if (s.page_size > 0) all["page_size"] = s.page_size;
   return all;
 }
 
@@ -210,6 +217,7 @@ std::string describe_options(const ProblemSpec& s) {
   if (s.least_seqused_k > 0) text.append(" lengths from ").append(std::to_string(s.least_seqused_k));
   if (s.packed()) text.append(" packed from ").append(std::to_string(s.least_packed));
   if (s.documents > 0) text.append(" documents ").append(std::to_string(s.documents));
+  if (s.page_size > 0) text.append(" pages of ").append(std::to_string(s.page_size));
   return text;
 }
 

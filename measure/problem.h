@@ -54,6 +54,7 @@ struct ProblemSpec {
   int64_t least_seqused_k = 0;  // > 0: batch entries have from so many keys, the first, to seqlen_k, the last
   int64_t least_packed = 0;     // > 0: packed sequences of from so many rows, the first, to seqlen, the last
   int64_t documents = 0;        // > 0: as many in every batch entry, whose lengths differ by one at most
+  int64_t page_size = 0;        // > 0: k and v are a paged cache of pages of so many keys, which divide seqlen_k; forward only
   DType dtype = DType::kF32;
   uint64_t seed = 1;
 
@@ -84,7 +85,7 @@ struct ProblemSpec {
 };
 
 // Tensor views of contiguous memory in the library's layout.
-// Packed sequences have the rows of all entries in one dimension instead of two.
+// Packed sequences have the rows of all entries in one dimension instead of two; k and v of a paged cache have pages instead of batch entries.
 Tensor q_view(const ProblemSpec& spec, const void* data);    // also dq
 Tensor k_view(const ProblemSpec& spec, const void* data);    // also dk
 Tensor v_view(const ProblemSpec& spec, const void* data);    // also dv

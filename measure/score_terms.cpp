@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <random>
+#include <utility>
 
 #include "measure/convert.h"
 
@@ -43,6 +46,7 @@ int64_t bytes_of(const ProblemSpec& s, ScoreInput input) {
     case kDropoutState: return s.p_dropout > 0 ? tensor_bytes("dropout_state", {2}, DType::kI64) : 0;
     case kCuSeqlens: return s.packed() ? tensor_bytes("cu_seqlens", {s.batch + 1}, DType::kI32) : 0;
     case kDocuments: return s.documents > 0 ? tensor_bytes("documents", {s.batch, s.seqlen_q}, DType::kI32) : 0;
+    case kBlockTable: return s.page_size > 0 ? tensor_bytes("block_table", {s.batch, s.seqlen_k / s.page_size}, DType::kI32) : 0;
     case kScoreInputs: break;
   }
   return 0;
@@ -75,6 +79,13 @@ ScorePages make_score_pages(const ProblemSpec& s) {
       for (int64_t document = 0; document < s.documents; ++document)
         for (int64_t i = s.document_begin(document); i < s.document_begin(document + 1); ++i)
           as<int32_t>(pages[kDocuments])[b * s.seqlen_q + i] = static_cast<int32_t>(document);
+  if (pages[kBlockTable].data()) {
+    auto* const table = as<int32_t>(pages[kBlockTable]);
+    const int64_t count = s.batch * (s.seqlen_k / s.page_size);
+    std::iota(table, table + count, 0);
+    std::mt19937_64 numbers(s.seed);
+    for (int64_t i = count; i > 1; --i) std::swap(table[i - 1], table[numbers() % static_cast<uint64_t>(i)]);
+  }
   return pages;
 }
 
@@ -87,6 +98,7 @@ ScoreTensors score_views(const ProblemSpec& s, const ScoreAddresses& at) {
   if (s.p_dropout > 0) t.dropout_state = Tensor(at[kDropoutState], DType::kI64, {2});
   if (s.packed()) t.cu_seqlens_q = t.cu_seqlens_k = Tensor(at[kCuSeqlens], DType::kI32, {s.batch + 1});
   if (s.documents > 0) t.document_q = t.document_k = Tensor(at[kDocuments], DType::kI32, {s.batch, s.seqlen_q});
+  if (s.page_size > 0) t.block_table = Tensor(at[kBlockTable], DType::kI32, {s.batch, s.seqlen_k / s.page_size});
   return t;
 }
 

@@ -9,7 +9,7 @@
 
 namespace fattn::measure {
 
-enum ScoreInput { kSequsedK, kAlibiSlopes, kBias, kMask, kDropoutState, kCuSeqlens, kDocuments, kScoreInputs };
+enum ScoreInput { kSequsedK, kAlibiSlopes, kBias, kMask, kDropoutState, kCuSeqlens, kDocuments, kBlockTable, kScoreInputs };
 
 using ScorePages = std::array<Pages, kScoreInputs>;  // without pages: absent
 using ScoreAddresses = std::array<const void*, kScoreInputs>;
@@ -23,6 +23,7 @@ int64_t bytes_of(const ProblemSpec& spec, ScoreInput input);
 //   mask                    three of four pairs are visible, at random
 //   dropout_state           the spec's seed, offset 0
 //   documents               ids 0, 1, ...
+//   block_table             every page once, in random order
 ScorePages make_score_pages(const ProblemSpec& spec);
 
 // Queries and keys have the same cu_seqlens and documents.

@@ -34,6 +34,8 @@ inline constexpr SpecOption kSpecOptions[] = {
      &ProblemSpec::least_packed},
     {"--documents", "As many documents of about one length in every batch entry, of which a query sees its own; 0: none", "N",
      &ProblemSpec::documents},
+    {"--page-size", "Keys and values lie in pages of N keys, in random order, as in a paged cache; forward only; 0: side by side", "N",
+     &ProblemSpec::page_size},
 };
 
 // Whether the spec has it; both ends of a window belong together.

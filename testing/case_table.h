@@ -72,6 +72,8 @@ void add_pairs(Table& table);
 void add_dropout(Table& table);
 void add_lse_gradients(Table& table);
 void add_sinks(Table& table);
+// testing/cases_pages.cpp
+void add_pages(Table& table);
 // testing/cases_sequences.cpp
 void add_packed_sequences(Table& table);
 void add_documents(Table& table);

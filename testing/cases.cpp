@@ -12,7 +12,7 @@ double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(stati
 
 bool Case::has_scores() const {
   return varlen || documents != Documents::kNone || key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone ||
-         p_dropout > 0 || sinks;
+         p_dropout > 0 || sinks || page_size > 0;
 }
 
 bool Case::meant_nonfinite() const {
@@ -52,6 +52,7 @@ const std::vector<Case>& all_cases() {
       add_dropout(table);
       add_lse_gradients(table);
       add_sinks(table);
+      add_pages(table);
       add_packed_sequences(table);
       add_documents(table);
       add_many_nonfinite(table);
@@ -101,6 +102,7 @@ std::string name_of(const Case& c) {
   if (c.low_bias != LowBias::kNone) name << (c.low_bias == LowBias::kLowest ? "_lowest" : "_billion");
   if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask) << (c.mask_blocks ? "_blocks" : "");
   if (c.sinks) name << "-sinks";
+  if (c.page_size > 0) name << "-pages" << c.page_size;
   if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);

@@ -75,6 +75,7 @@ struct Case {
   bool bias_fp32 = false;                          // else of dtype
   LowBias low_bias = LowBias::kNone;               // not with varlen
   bool sinks = false;                              // a logit of each head, which is -Inf in the third
+  int64_t page_size = 0;  // > 0: k and v are a paged cache; seqlen_k is a multiple of it; forward only, not with kPacked, varlen with key_lengths
   double p_dropout = 0;
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;

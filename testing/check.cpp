@@ -8,6 +8,7 @@
 #include "fattn/plan.hpp"
 #include "testing/device_mirror.h"
 #include "testing/numbers.h"
+#include "testing/pages.h"
 #include "testing/run.h"
 #include "testing/sequences.h"
 #include "testing/standard_model.h"
@@ -282,6 +283,10 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
 
 // Of the forward pass: o, lse.
 std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+  if (scores.block_table) {
+    const Unpaged keys(k, v, scores);
+    return expect_forward(q, keys.k(), keys.v(), keys.scores(), options);
+  }
   if (scores.cu_seqlens_q) return expect_packed_forward(q, k, v, scores, options);
   const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias), wide_sinks = widen(scores.sinks);
   Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));

@@ -19,7 +19,7 @@ Options options_of(const Case& c, const Target& target) {
   options.softmax_scale = c.softmax_scale;
   if (c.varlen) {
     options.max_seqlen_q = c.seqlen_q;
-    options.max_seqlen_k = c.seqlen_k;
+    options.max_seqlen_k = c.page_size > 0 ? 0 : c.seqlen_k;
   }
   options.backend = target.backend;
   options.algorithm = target.algorithm;

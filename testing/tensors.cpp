@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "testing/numbers.h"
+#include "testing/pages.h"
 #include "testing/random.h"
 
 namespace fattn::testing {
@@ -164,14 +165,17 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
   }
   if (c.varlen) {
     s.cu_seqlens_q = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
-    s.cu_seqlens_k = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
     write(s.cu_seqlens_q, Dense(first_query.begin(), first_query.end()));
+  }
+  if (c.varlen && c.page_size == 0) {
+    s.cu_seqlens_k = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
     const std::vector<int64_t> given = given_cu_seqlens_k(c);
     write(s.cu_seqlens_k, Dense(given.begin(), given.end()));
   }
   if (c.documents != Documents::kNone) {
     const auto ids_of = [&](bool keys) {
-      const RowsShape rows = rows_of(c, keys, 1, 1);
+      const bool of_table = keys && c.page_size > 0;
+      const RowsShape rows = of_table ? RowsShape{c.batch, c.seqlen_k, 1, 1} : rows_of(c, keys, 1, 1);
       const Tensor ids = place(blocks, DType::kI32, {rows.batch, rows.seqlen}, 0, kFill);
       Dense values(static_cast<size_t>(ids.size()));
       double id = 0;
@@ -186,7 +190,7 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
         values[i] = c.documents == Documents::kAny ? any[static_cast<size_t>(x * 4)] : id;
       }
       write(ids, values);
-      return c.varlen ? Tensor(ids.data(), DType::kI32, {rows.seqlen}) : ids;
+      return c.varlen && !of_table ? Tensor(ids.data(), DType::kI32, {rows.seqlen}) : ids;
     };
     s.document_q = ids_of(false);
     s.document_k = ids_of(true);
@@ -292,13 +296,46 @@ std::string TensorBlock::damage() const {
   return {};
 }
 
+namespace {
+
+// Gives k and v, which lie side by side, to pages.
+void put_in_pages(const Case& c, CaseInputs& in) {
+  const std::vector<int64_t> first_key = cu_seqlens(c, true);
+  std::vector<int64_t> keys(static_cast<size_t>(c.batch), c.seqlen_k);
+  if (in.scores.seqused_k)
+    for (size_t n = 0; n < keys.size(); ++n) keys[n] = static_cast<int64_t>(read(in.scores.seqused_k)[n]);
+  const PageTable table = page_table(c, keys);
+  const int64_t row = table.columns + 2;
+  in.scores.block_table = in.blocks.emplace_back(DType::kI32, c.batch * row, 0, TensorBlock::kUnwritten).place(0, {c.batch, table.columns}, {row, 1});
+  write(in.scores.block_table, Dense(table.numbers.begin(), table.numbers.end()));
+  const auto paged = [&](const Tensor& from) {
+    const int64_t heads = from.shape(from.ndim() - 2), headdim = from.shape(from.ndim() - 1), width = heads * headdim;
+    const Dense rows = read(from);
+    const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
+    const Tensor to = place_rows(in.blocks, c, layout, {table.pages, c.page_size, heads, headdim}, 0, TensorBlock::kUnwritten);
+    Dense values(static_cast<size_t>(to.size()), std::numeric_limits<double>::quiet_NaN());
+    for (size_t n = keys.size(); n-- > 0;)  // what is shared is the first entry's
+      for (int64_t j = 0; j < keys[n]; ++j) {
+        const int64_t page = table.numbers[n * static_cast<size_t>(table.columns) + static_cast<size_t>(j / c.page_size)];
+        const int64_t first = c.varlen ? first_key[n] : static_cast<int64_t>(n) * c.seqlen_k;
+        std::copy_n(rows.begin() + (first + j) * width, width, values.begin() + (page * c.page_size + j % c.page_size) * width);
+      }
+    write(to, values);
+    return to;
+  };
+  in.k = paged(in.k);
+  in.v = paged(in.v);
+}
+
+}  // namespace
+
 CaseInputs make_inputs(const Case& c) {
   CaseInputs in;
   const RowsShape q_shape = rows_of(c, false, c.nheads, c.headdim), k_shape = rows_of(c, true, c.nheads_k, c.headdim),
                   v_shape = rows_of(c, true, c.nheads_k, c.headdim_v), o_shape = rows_of(c, false, c.nheads, c.headdim_v);
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(15);
+  in.blocks.reserve(18);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
@@ -374,6 +411,7 @@ CaseInputs make_inputs(const Case& c) {
   write(in.q, q);
   write(in.k, k);
   write(in.v, v);
+  if (c.page_size > 0) put_in_pages(c, in);
   write(in.dout, dout);
   if (c.dlse) write(in.dlse, normal(c.seed, 9, in.dlse.size(), 0, stddev / sigma));
   return in;

@@ -292,9 +292,33 @@ TEST_P(OpsBackwardSmall, Optimizer) {
             b.learning_rate = 0.01, b.weight_decay = 0.1, b.step = 3;
             run(AdamWStep{static_cast<int64_t>(n), dtype()}, on, b);
           });
+  // A number that is none makes the sum one that is none.
+  for (const double other : {1.0, static_cast<double>(INFINITY), static_cast<double>(NAN)})
+    for (const Device& on : {kExact, device(2)}) {
+      run(SquareSum{static_cast<int64_t>(n)}, on, {static_cast<int64_t>(n), gradient.as<float>(), &sums[0], &other});
+      EXPECT_EQ(std::isfinite(sums[0]), std::isfinite(other));
+    }
   gradient.set(n - 1, NAN);
   run(SquareSum{static_cast<int64_t>(n)}, device(2), {static_cast<int64_t>(n), gradient.as<float>(), &sums[0]});
   EXPECT_TRUE(std::isnan(sums[0]));
+}
+
+TEST_P(OpsBackwardSmall, SumsOfLosses) {
+  const int32_t target[] = {3, -1, 0, 7};
+  const float loss[] = {1, 100, 2, 4}, largest[] = {5, 50, 8, 6}, worse[] = {5, NAN, 8, 6}, bad[] = {NAN, 1, 9, 6};
+  for (const Device& on : {kExact, device(2)}) {
+    double sums[2] = {10, 7};
+    run(LossSums{4}, on, {4, target, loss, largest, sums});
+    EXPECT_EQ(sums[0], 17) << "rows without a target do not count";
+    EXPECT_EQ(sums[1], 8);
+    run(LossSums{4}, on, {2, target, loss, worse, sums});
+    EXPECT_EQ(sums[0], 18);
+    EXPECT_EQ(sums[1], 8);
+    run(LossSums{4}, on, {4, target, loss, bad, sums});
+    EXPECT_TRUE(std::isnan(sums[1]));
+    run(LossSums{4}, on, {4, target, loss, largest, sums});
+    EXPECT_TRUE(std::isnan(sums[1])) << "it stays";
+  }
 }
 
 // The product of OpenBLAS where no instruction set is asked for, else of our panels.

@@ -187,6 +187,47 @@ TEST_F(TrainingAloneGpu, SquareSum) {
   }
 }
 
+TEST_F(TrainingAloneGpu, LossSums) {
+  for (const int64_t rows : {1, 31, 1500, 40003}) {
+    const Array loss(DType::kF32, size(rows), 1), largest(DType::kF32, size(rows), 2);
+    std::vector<int32_t> target(size(rows));
+    for (size_t r = 0; r < target.size(); ++r) target[r] = r % 5 == 3 ? -1 : static_cast<int32_t>(r % 100);
+    double expected[2] = {3, 0.25};
+    const LossSums p{rows};
+    run(p, kReference, {rows, target.data(), loss.as<float>(), largest.as<float>(), expected});
+    const OnDevice on_target(target), on_loss(loss), on_largest(largest);
+    Array sums(DType::kF32, 4);
+    const double begin[2] = {3, 0.25};
+    std::memcpy(sums.as<void>(), begin, sizeof begin);
+    twice({&sums}, [&](const std::vector<OnDevice>& to) {
+      run(p, kGpu, {rows, on_target.as<int32_t>(), on_loss.as<float>(), on_largest.as<float>(), to[0].as<double>()});
+    });
+    double got[2];
+    std::memcpy(got, sums.as<void>(), sizeof got);
+    EXPECT_TRUE(std::abs(got[0] - expected[0]) <= 1e-12 * static_cast<double>(rows)) << rows;
+    EXPECT_EQ(got[1], expected[1]) << rows;
+  }
+  const OnDevice target(std::vector<int32_t>{1, -1, 2}), loss(std::vector<float>{1, 2, 3}), bad(std::vector<float>{1, 2, NAN}),
+      hidden(std::vector<float>{1, NAN, 4}), sums(std::vector<double>{0, 0});
+  const auto add = [&](const OnDevice& largest) {
+    run(LossSums{3}, kGpu, {3, target.as<int32_t>(), loss.as<float>(), largest.as<float>(), sums.as<double>()});
+    return sums.numbers<double>(2);
+  };
+  EXPECT_EQ(add(hidden), (std::vector<double>{4, 4}));
+  EXPECT_TRUE(std::isnan(add(bad)[1]));
+  EXPECT_TRUE(std::isnan(add(hidden)[1])) << "NaN stays";
+  EXPECT_EQ(sums.numbers<double>(1)[0], 12);
+}
+
+TEST_F(TrainingAloneGpu, SumsThatAreMadeNone) {
+  const OnDevice x(Array(DType::kF32, 5000, 1)), to(std::vector<double>(1));
+  for (const double other : {1.0, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    const OnDevice finite(std::vector<double>{other});
+    run(SquareSum{5000}, kGpu, {5000, x.as<float>(), to.as<double>(), finite.as<double>()});
+    EXPECT_EQ(std::isfinite(to.numbers<double>(1)[0]), std::isfinite(other));
+  }
+}
+
 TEST_P(TrainingGpu, AdamWStep) {
   for (const int64_t n : {int64_t{1}, int64_t{1003}, int64_t{5000001}})
     for (const int what : {0, 1, 2}) {  // numbers of the host; of the device; with clipping

@@ -4,6 +4,10 @@ Losses of every step are compared, and tokens/s.
 
     tools/bench_gpt2_training.py --tokenizer tokenizer --text book.txt
     tools/bench_gpt2_training.py --tokenizer tokenizer --text book.txt --steps 200 --python venv/bin/python --json race.json
+    tools/bench_gpt2_training.py --device cuda --steps 40 --torch --json race.json
+
+On a GPU: 32x1024, 4x8192 and 1x32768 of a GPT-2 with random weights in bf16, on made-up text, beside the GPU's own product of matrices
+(build/tests/time_matmul); with --torch beside transformers, sdpa, compiled.
 
 The text is one long document, cut into rows, each of which sees itself alone; rows come in their order. --python is a Python with torch and transformers.
 """
@@ -14,6 +18,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+
+import gpt2_training_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -63,20 +69,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fattn", default=str(ROOT / "build" / "cli" / "fattn"))
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--tokenizer", type=pathlib.Path, required=True, help="a folder")
-    parser.add_argument("--text", type=pathlib.Path, required=True, help="a file: one long document")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tokenizer", type=pathlib.Path, help="a folder")
+    parser.add_argument("--text", type=pathlib.Path, help="a file: one long document")
+    parser.add_argument("--preset", choices=tuple(gpt2_training_rows.SIZES), default="gpt2", help="on a GPU")
+    parser.add_argument("--rows", nargs="*", default=[], metavar="BxS", help="on a GPU: some of 32x1024, 4x8192, 1x32768")
+    parser.add_argument("--algorithm", choices=("auto", "standard", "v1", "v2", "v3"), default="auto", help="of attention, on a GPU")
+    parser.add_argument("--torch", action="store_true", help="on a GPU: transformers, too")
+    parser.add_argument("--matmul", default=str(ROOT / "build" / "tests" / "time_matmul"), help="on a GPU: that program")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--seqlen", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, help="200; on a GPU 40")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
+    args.steps = args.steps or (40 if args.device == "cuda" else 200)
+    if args.device == "cpu" and not (args.tokenizer and args.text):
+        parser.error("give --tokenizer and --text")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        if args.device == "cuda":
+            return gpt2_training_rows.measure(args, folder)
         ids = tokens_of(args.fattn, args.tokenizer, args.text)
         needed = args.steps * args.batch
         if len(ids) < needed * args.seqlen + 1:

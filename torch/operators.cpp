@@ -106,7 +106,7 @@ ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v,
 template <Takes takes>
 auto result_shapes(const fattn::Tensor& q, const fattn::Tensor& v) {
   if constexpr (takes == Takes::kPacked)
-    return std::pair(std::array{q.shape(0), q.shape(1), v.shape(2)}, std::array{q.shape(1), q.shape(0)});
+    return std::pair(std::array{q.shape(0), q.shape(1), v.shape(v.ndim() - 1)}, std::array{q.shape(1), q.shape(0)});
   else
     return std::pair(std::array{q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, std::array{q.shape(0), q.shape(2), q.shape(1)});
 }
@@ -122,7 +122,7 @@ auto shape_of(const fattn::Tensor& t) {
     return shape4(t);
 }
 
-// Of packed sequences q, k, v, o and their gradients have 3 dimensions, lse 2.
+// Of packed sequences q, k, v, o and their gradients have 3 dimensions, lse 2; k and v of a paged cache have 4.
 template <Takes takes>
 void forward(StableIValue* stack) {
   Arguments arguments(stack);

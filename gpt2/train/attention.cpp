@@ -7,15 +7,15 @@
 namespace fattn::gpt2 {
 
 TrainingAttention::TrainingAttention(const Config& config, const NetworkOptions& options, const Compute& compute)
-    : config_(config), options_(options) {
+    : config_(config), options_(options), gpu_(compute.gpu) {
   fattn::Options wanted;
-  wanted.backend = compute.reference ? Backend::kReference : Backend::kCpu;
+  wanted.backend = compute.gpu ? Backend::kCuda : compute.reference ? Backend::kReference : Backend::kCpu;
   wanted.algorithm = compute.reference ? Algorithm::kAuto : options.algorithm;
   wanted.cpu_isa = compute.reference ? Isa::kAuto : compute.isa;
   wanted.num_threads = compute.threads;
   wanted.executor = compute.executor;
   wanted.causal = config.causal;
-  wanted.deterministic = true;
+  wanted.deterministic = options.deterministic;
   // Pointers are only of the tensors that a call has; a plan is of shapes.
   constexpr int64_t kState[2] = {};
   constexpr int32_t kDocuments = 0;
@@ -26,46 +26,63 @@ TrainingAttention::TrainingAttention(const Config& config, const NetworkOptions&
       Call call;
       call.documents = documents ? &kDocuments : nullptr;
       call.drops = drops;
+      call.state = kState;
       wanted.p_dropout = drops ? options.dropout : 0;
-      const int64_t scales = config.scale_attn_by_inverse_layer_idx ? config.n_layer : 1;
-      for (int64_t i = 0; i < scales; ++i) {
-        wanted.softmax_scale = (config.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(config.headdim())) : 1.0) / static_cast<double>(i + 1);
-        plans.forward.emplace_back(forward_tensors(call, kState), wanted);
-        workspace_bytes_ = std::max(workspace_bytes_, plans.forward.back().workspace_bytes());
-        if (options.dropout > 0 && !drops) continue;  // an evaluation has no backward pass
-        plans.backward.emplace_back(backward_tensors(call, kState, nullptr, nullptr), wanted);
-        workspace_bytes_ = std::max(workspace_bytes_, plans.backward.back().workspace_bytes());
+      try {
+        make(plans, call, wanted);
+      } catch (const fattn::Error& error) {  // some algorithms know no documents, of which there may be none
+        if (!documents || error.code() != ErrorCode::kUnsupported) throw;
+        plans = {};
+        plans.refused = error;
       }
     }
+}
+
+void TrainingAttention::make(Plans& plans, const Call& call, fattn::Options& wanted) {
+  const int64_t scales = config_.scale_attn_by_inverse_layer_idx ? config_.n_layer : 1;
+  for (int64_t i = 0; i < scales; ++i) {
+    wanted.softmax_scale = (config_.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(config_.headdim())) : 1.0) / static_cast<double>(i + 1);
+    plans.forward.emplace_back(forward_tensors(call), wanted);
+    workspace_bytes_ = std::max(workspace_bytes_, plans.forward.back().workspace_bytes());
+    if (options_.dropout > 0 && !call.drops) continue;  // an evaluation has no backward pass
+    plans.backward.emplace_back(backward_tensors(call, nullptr, nullptr), wanted);
+    workspace_bytes_ = std::max(workspace_bytes_, plans.backward.back().workspace_bytes());
+  }
+}
+
+const TrainingAttention::Plans& TrainingAttention::plans_of(const Call& call) const {
+  const Plans& plans = plans_[call.documents != nullptr][call.drops];
+  if (plans.refused) throw fattn::Error(*plans.refused);
+  return plans;
 }
 
 Tensor TrainingAttention::rows(const void* data, int64_t first_head, int64_t heads, int64_t width) const {
   const int64_t d = config_.headdim(), n = options_.seqlen;
   const auto* begin = data ? static_cast<const std::byte*>(data) + first_head * d * static_cast<int64_t>(size_of(options_.dtype)) : nullptr;
-  return {begin, options_.dtype, {options_.sequences, n, heads, d}, {n * width, width, d, 1}};
+  return placed({begin, options_.dtype, {options_.sequences, n, heads, d}, {n * width, width, d, 1}});
 }
 
-ScoreTensors TrainingAttention::scores(const Call& call, const int64_t* state) const {
+ScoreTensors TrainingAttention::scores(const Call& call) const {
   ScoreTensors s;
-  if (call.documents) s.document_q = s.document_k = Tensor(call.documents, DType::kI32, {options_.sequences, options_.seqlen});
-  if (call.drops) s.dropout_state = Tensor(state, DType::kI64, {2});
+  if (call.documents) s.document_q = s.document_k = placed(Tensor(call.documents, DType::kI32, {options_.sequences, options_.seqlen}));
+  if (call.drops) s.dropout_state = placed(Tensor(call.state, DType::kI64, {2}));
   return s;
 }
 
-ForwardTensors TrainingAttention::forward_tensors(const Call& call, const int64_t* state) const {
+ForwardTensors TrainingAttention::forward_tensors(const Call& call) const {
   const int64_t heads = config_.n_head, kv_heads = config_.n_kv_head, width = config_.qkv_width();
   ForwardTensors t;
   t.q = rows(call.qkv, 0, heads, width);
   t.k = rows(call.qkv, heads, kv_heads, width);
   t.v = rows(call.qkv, heads + kv_heads, kv_heads, width);
   t.o = rows(call.o, 0, heads, config_.n_embd);
-  t.lse = Tensor(call.lse, DType::kF32, {options_.sequences, heads, options_.seqlen});
-  t.scores = scores(call, state);
+  t.lse = placed(Tensor(call.lse, DType::kF32, {options_.sequences, heads, options_.seqlen}));
+  t.scores = scores(call);
   return t;
 }
 
-BackwardTensors TrainingAttention::backward_tensors(const Call& call, const int64_t* state, const void* dout, void* dqkv) const {
-  const ForwardTensors f = forward_tensors(call, state);
+BackwardTensors TrainingAttention::backward_tensors(const Call& call, const void* dout, void* dqkv) const {
+  const ForwardTensors f = forward_tensors(call);
   const int64_t heads = config_.n_head, kv_heads = config_.n_kv_head, width = config_.qkv_width();
   BackwardTensors t;
   t.q = f.q, t.k = f.k, t.v = f.v, t.o = f.o, t.lse = f.lse, t.scores = f.scores;
@@ -77,14 +94,11 @@ BackwardTensors TrainingAttention::backward_tensors(const Call& call, const int6
 }
 
 void TrainingAttention::forward(const Call& call) const {
-  const int64_t state[2] = {call.seed, call.offset};
-  of(plans_[call.documents != nullptr][call.drops].forward, call.layer).execute(forward_tensors(call, state), call.workspace, workspace_bytes_);
+  of(plans_of(call).forward, call.layer).execute(forward_tensors(call), call.workspace, workspace_bytes_, call.stream);
 }
 
 void TrainingAttention::backward(const Call& call, const void* dout, void* dqkv) const {
-  const int64_t state[2] = {call.seed, call.offset};
-  of(plans_[call.documents != nullptr][call.drops].backward, call.layer)
-      .execute(backward_tensors(call, state, dout, dqkv), call.workspace, workspace_bytes_);
+  of(plans_of(call).backward, call.layer).execute(backward_tensors(call, dout, dqkv), call.workspace, workspace_bytes_, call.stream);
 }
 
 }  // namespace fattn::gpt2

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "fattn/fattn.hpp"
@@ -26,8 +27,8 @@ class TrainingAttention {
     float* lse = nullptr;                // (sequences, heads, seqlen)
     const int32_t* documents = nullptr;  // null: none
     bool drops = false;
-    int64_t seed = 0, offset = 0;  // of dropout; an entry's head has a stream of its own, counted from the offset
-    void* workspace = nullptr;
+    const int64_t* state = nullptr;  // of dropout: seed and offset; an entry's head has a stream of its own, counted from the offset
+    void *workspace = nullptr, *stream = nullptr;
   };
   void forward(const Call& call) const;
   void backward(const Call& call, const void* dout, void* dqkv) const;
@@ -36,16 +37,21 @@ class TrainingAttention {
  private:
   struct Plans {
     std::vector<Plan> forward, backward;  // of each scale
+    std::optional<fattn::Error> refused;  // there is none: batches with documents are refused then
   };
   int64_t index_of_scale(int64_t layer) const { return config_.scale_attn_by_inverse_layer_idx ? layer : 0; }
   const Plan& of(const std::vector<Plan>& plans, int64_t layer) const { return plans[static_cast<size_t>(index_of_scale(layer))]; }
+  const Plans& plans_of(const Call& call) const;
+  void make(Plans& plans, const Call& call, fattn::Options& wanted);
+  Tensor placed(const Tensor& tensor) const { return gpu_ ? tensor.on(Device::kCuda, *gpu_, tensor.data()) : tensor; }
   Tensor rows(const void* data, int64_t first_head, int64_t heads, int64_t width) const;
-  ScoreTensors scores(const Call& call, const int64_t* state) const;
-  ForwardTensors forward_tensors(const Call& call, const int64_t* state) const;
-  BackwardTensors backward_tensors(const Call& call, const int64_t* state, const void* dout, void* dqkv) const;
+  ScoreTensors scores(const Call& call) const;
+  ForwardTensors forward_tensors(const Call& call) const;
+  BackwardTensors backward_tensors(const Call& call, const void* dout, void* dqkv) const;
 
   const Config config_;
   const NetworkOptions options_;
+  const std::optional<int> gpu_;
   Plans plans_[2][2];  // with documents, with dropout
   size_t workspace_bytes_ = 0;
 };

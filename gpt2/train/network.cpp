@@ -1,9 +1,12 @@
-// Memory of a network, and its passes over a batch.
+// Memory of a network, and its passes over a batch. On a GPU all is in its memory and the host reads once a step: a pass and an update are captured
+// in graphs at their second time and replayed from then on.
 #include "gpt2/train/network.h"
 
-#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "gpt2/error.h"
@@ -13,52 +16,118 @@
 #include "gpt2/weights/convert.h"
 
 namespace fattn::gpt2 {
+namespace {
+
+size_t total_of(const std::vector<TrainingMemory>& memory) {
+  size_t total = 0;
+  for (const TrainingMemory& part : memory) total += part.bytes;
+  return total;
+}
+
+}  // namespace
 
 struct Network::State {
-  State(const Config& config, const NetworkOptions& options, const Compute& compute)
-      : plans(config, options, compute),
-        master(plans.state_bytes(), "master weights"),
-        gradients(plans.state_bytes(), "gradients"),
-        first_moments(plans.state_bytes(), "moments"),
-        second_moments(plans.state_bytes(), "moments"),
-        arena(plans.arena_bytes(), "activations"),
-        attention_workspace(plans.attention.workspace_bytes(), "attention's workspace") {
-    if (plans.weight_bytes() > 0) weights = Block(plans.weight_bytes(), "weights");
-    for (const Flat which : {Flat::kMaster, Flat::kGradient, Flat::kFirstMoment, Flat::kSecondMoment})
-      std::memset(flat(which), 0, plans.state_bytes());
-    plans.place(arena.at(0), places);
-  }
+  // Work that has a graph each.
+  enum Kind { kPass, kPassOfDocuments, kEvaluation, kEvaluationOfDocuments, kUpdate };
 
-  float* flat(Flat which) {
-    const Block& block = which == Flat::kMaster        ? master
-                         : which == Flat::kGradient    ? gradients
-                         : which == Flat::kFirstMoment ? first_moments
-                                                       : second_moments;
-    return reinterpret_cast<float*>(block.at(0));
+  State(const Config& config, const NetworkOptions& options, const Compute& compute)
+      : plans(config, options, compute), space(space_of(compute)), memory(total_of(plans.memory()), "training", space) {
+    plans.place(memory.at(0), places);
+    for (const Flat which : {Flat::kMaster, Flat::kGradient, Flat::kFirstMoment, Flat::kSecondMoment}) space.zero(flat(which), plans.state_bytes());
+    space.zero(places.results, sizeof *places.results);
+    host = places.in;
+    if (!space.on_gpu()) return;
+    NetworkPlans::Inputs sizes;
+    staging = Block(plans.place_inputs(nullptr, sizes), "a batch on its way");
+    plans.place_inputs(staging.at(0), host);
   }
-  void write_weights() {
-    if (plans.weight_bytes() > 0)
-      convert(flat(Flat::kMaster), DType::kF32, weights.at(0), plans.options.dtype, static_cast<size_t>(plans.layout.size()));
+  // Work may be on its way.
+  ~State() {
+    try {
+      space.wait();
+    } catch (...) {  // whoever asks the device next hears of it
+    }
   }
-  Passes passes() {
-    Passes passes(plans, places, plans.weight_bytes() > 0 ? weights.at(0) : master.at(0), flat(Flat::kGradient), attention_workspace.at(0));
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  float* flat(Flat which) const {
+    return which == Flat::kMaster        ? places.master
+           : which == Flat::kGradient    ? places.gradients
+           : which == Flat::kFirstMoment ? places.first_moments
+                                         : places.second_moments;
+  }
+  size_t numbers() const { return static_cast<size_t>(plans.layout.size()); }
+  // The master weights in the dtype of products; `master` is memory of the host.
+  void write_weights(const float* master) {
+    if (plans.weight_bytes() == 0) return;
+    if (!space.on_gpu()) {
+      convert(master, DType::kF32, places.weights, plans.options.dtype, numbers());
+      return;
+    }
+    const Block narrow(plans.weight_bytes(), "weights on their way");
+    convert(master, DType::kF32, narrow.at(0), plans.options.dtype, numbers());
+    space.upload(places.weights, narrow.at(0), plans.weight_bytes());
+  }
+  // Of a GPU: where arrays are read to.
+  float* host_array() {
+    if (copy.size() == 0) copy = Block(plans.state_bytes(), "a copy of an array");
+    return reinterpret_cast<float*>(copy.at(0));
+  }
+  Passes passes() const {
+    Passes passes(plans, places, host, space);
     passes.watch(watcher);
     return passes;
   }
 
+  // `work`, or on a GPU from its second time on the graph of it.
+  template <class Work>
+  void run(Kind kind, const Work& work) {
+    if (!space.on_gpu() || !plans.options.graph || !why_no_graph.empty() || watcher) return work();
+    const auto [at, first] = graphs.try_emplace(kind);
+    if (first) return work();  // what a number of rows needs besides is made now
+    if (!at->second) {
+      try {
+        at->second.emplace(space.work(), work);
+      } catch (const fattn::Error& error) {
+        why_no_graph = error.what();
+        graphs.clear();
+        return work();
+      }
+    }
+    at->second->launch(space.stream());
+  }
+
+  NetworkPlans::Results read(bool passes_too) {
+    NetworkPlans::Results results;
+    space.download(&results, places.results, sizeof results);
+    if (passes_too) space.zero(places.results->passes, sizeof results.passes);
+    return results;
+  }
+  LossSum taken(const double* sums) { return {sums[0], std::exchange(targets, 0), sums[1]}; }
+
   const NetworkPlans plans;
-  Block master, gradients, first_moments, second_moments, arena, attention_workspace, weights;
+  const MemorySpace space;
+  Block memory, staging, copy;
   NetworkPlans::Places places;
+  NetworkPlans::Inputs host;  // where the host writes
+  int64_t targets = 0;        // of passes whose losses were not read
+  std::map<Kind, std::optional<cuda::Graph>> graphs;
+  std::array<double, 5> constants{};  // of the update's
+  std::string why_no_graph;
   PassWatcher* watcher = nullptr;
 };
 
 Network::Network(const Config& config, const Weights& weights, const NetworkOptions& options, const Compute& compute)
     : state_(std::make_unique<State>(config, options, compute)) {
+  float* master = state_->space.on_gpu() ? state_->host_array() : state_->places.master;
+  std::memset(master, 0, state_->plans.state_bytes());
   for (const Parameter& parameter : parameters()) {
     const Weight& from = weights.at(parameter.name);
-    convert(from.data, from.dtype, state_->flat(Flat::kMaster) + parameter.offset, DType::kF32, static_cast<size_t>(parameter.size));
+    convert(from.data, from.dtype, master + parameter.offset, DType::kF32, static_cast<size_t>(parameter.size));
   }
-  state_->write_weights();
+  if (state_->space.on_gpu()) state_->space.upload(state_->places.master, master, state_->plans.state_bytes());
+  state_->write_weights(master);
 }
 Network::~Network() = default;
 
@@ -66,21 +135,37 @@ std::vector<TrainingMemory> Network::memory(const Config& config, const NetworkO
   return NetworkPlans(config, options, compute).memory();
 }
 
-void Network::zero_gradients() { std::memset(state_->flat(Flat::kGradient), 0, state_->plans.state_bytes()); }
+void Network::zero_gradients() { state_->space.zero(state_->places.gradients, state_->plans.state_bytes()); }
+
+void Network::pass(const Batch& batch, double scale, uint64_t draw) {
+  const Passes passes = state_->passes();
+  const Passes::Call call = passes.take(batch, state_->plans.options.dropout > 0, draw, scale);
+  state_->run(call.documents ? State::kPassOfDocuments : State::kPass, [&] {
+    passes.forward(call);
+    passes.loss(state_->places.results->passes, true);
+    passes.backward(call);
+  });
+  state_->targets += call.targets;
+}
+
+LossSum Network::losses() { return state_->taken(state_->read(true).passes); }
 
 LossSum Network::accumulate(const Batch& batch, double scale, uint64_t draw) {
-  const Passes passes = state_->passes();
-  const Passes::Call call = passes.take(batch, state_->plans.options.dropout > 0, draw);
-  passes.forward(call);
-  const LossSum sum = passes.loss(scale, true);
-  passes.backward(call);
-  return sum;
+  pass(batch, scale, draw);
+  return losses();
 }
 
 LossSum Network::evaluate(const Batch& batch) {
   const Passes passes = state_->passes();
-  passes.forward(passes.take(batch, false, 0));
-  return passes.loss(1, false);
+  double* sums = state_->places.results->evaluation;
+  const Passes::Call call = passes.take(batch, false, 0, 1);
+  state_->run(call.documents ? State::kEvaluationOfDocuments : State::kEvaluation, [&] {
+    state_->space.zero(sums, sizeof NetworkPlans::Results::evaluation);
+    passes.forward(call);
+    passes.loss(sums, false);
+  });
+  const NetworkPlans::Results results = state_->read(false);
+  return {results.evaluation[0], call.targets, results.evaluation[1]};
 }
 
 void Network::watch(PassWatcher* watcher) { state_->watcher = watcher; }
@@ -91,42 +176,55 @@ UpdateResult Network::update(const AdamW& adam) {
     if (!(beta >= 0 && beta < 1)) throw Error(std::string(name) + " is " + std::to_string(beta) + "; allowed: 0 and above, below 1");
   if (!std::isfinite(adam.learning_rate)) throw Error("the learning rate is not finite");
   const NetworkPlans& plans = state_->plans;
-  float* gradients = state_->flat(Flat::kGradient);
-  void* workspace = state_->places.workspace;
-  const auto norm_of = [&](int64_t offset, int64_t size) {
-    double sum = 0;
-    plans.square_sum.execute({size, gradients + offset, &sum}, workspace);
-    return std::sqrt(sum) * std::abs(adam.gradient_scale);
-  };
-  UpdateResult result;
-  result.gradient_norm = norm_of(0, plans.layout.size());
-  result.finite = std::isfinite(result.gradient_norm);
-  if (!result.finite) {
-    for (const Parameter& parameter : parameters())
-      if (result.first_bad.empty() && !std::isfinite(norm_of(parameter.offset, parameter.size))) result.first_bad = parameter.name;
-    return result;
-  }
-  double scale = adam.gradient_scale;
-  if (adam.clip > 0) scale *= std::min(1.0, adam.clip / (result.gradient_norm + 1e-6));  // as torch's clip_grad_norm_
+  const NetworkPlans::Places& places = state_->places;
+  const MemorySpace& space = state_->space;
+  *state_->host.update = {adam.gradient_scale, adam.learning_rate, adam.step};
+  if (space.on_gpu()) space.upload(places.in.update, state_->host.update, sizeof *places.in.update);
+  double* square_sum = &places.results->square_sum;
   const auto step = [&](int64_t offset, int64_t end, double decay) {
-    std::byte* weights = plans.weight_bytes() > 0 ? state_->weights.at(static_cast<size_t>(offset) * size_of(plans.options.dtype)) : nullptr;
-    plans.step.execute(
-        {end - offset, gradients + offset, state_->flat(Flat::kMaster) + offset, state_->flat(Flat::kFirstMoment) + offset,
-         state_->flat(Flat::kSecondMoment) + offset, weights, scale, adam.learning_rate, adam.beta1, adam.beta2, adam.epsilon, decay, adam.step},
-        workspace);
+    ops::AdamWStep::Buffers b{end - offset, places.gradients + offset, places.master + offset, places.first_moments + offset,
+                              places.second_moments + offset};
+    if (plans.weight_bytes() > 0) b.weight = places.weights + static_cast<size_t>(offset) * size_of(plans.options.dtype);
+    b.beta1 = adam.beta1, b.beta2 = adam.beta2, b.epsilon = adam.epsilon, b.weight_decay = decay;
+    b.changing = places.in.update;
+    b.square_sum = square_sum;
+    b.clip = adam.clip;
+    plans.step.execute(b, places.workspace, space.stream());
   };
-  step(0, plans.layout.decaying(), adam.weight_decay);
-  step(plans.layout.decaying(), plans.layout.size(), 0);
+  // What a graph has in it is that of the first call.
+  const std::array<double, 5> constants{adam.beta1, adam.beta2, adam.epsilon, adam.weight_decay, adam.clip};
+  if (state_->constants != constants) state_->graphs.erase(State::kUpdate);
+  state_->constants = constants;
+  state_->run(State::kUpdate, [&] {
+    plans.square_sum.execute({plans.layout.size(), places.gradients, square_sum, places.results->passes}, places.workspace, space.stream());
+    step(0, plans.layout.decaying(), adam.weight_decay);
+    step(plans.layout.decaying(), plans.layout.size(), 0);
+  });
+  const NetworkPlans::Results results = state_->read(true);
+  UpdateResult result;
+  result.losses = state_->taken(results.passes);
+  result.gradient_norm = std::sqrt(results.square_sum) * std::abs(adam.gradient_scale);
+  result.finite = std::isfinite(result.gradient_norm);
+  for (const Parameter& parameter : parameters()) {
+    if (result.finite || !result.first_bad.empty()) break;
+    plans.square_sum.execute({parameter.size, places.gradients + parameter.offset, square_sum}, places.workspace, space.stream());
+    if (!std::isfinite(state_->read(false).square_sum)) result.first_bad = parameter.name;
+  }
   return result;
 }
 
 const std::vector<Parameter>& Network::parameters() const { return state_->plans.layout.parameters(); }
 int64_t Network::flat_size() const { return state_->plans.layout.size(); }
 int64_t Network::vocab_size() const { return state_->plans.config.vocab_size; }
-const float* Network::flat(Flat which) { return state_->flat(which); }
+const std::string& Network::why_no_graph() const { return state_->why_no_graph; }
+const float* Network::flat(Flat which) {
+  if (!state_->space.on_gpu()) return state_->flat(which);
+  state_->space.download(state_->host_array(), state_->flat(which), state_->plans.state_bytes());
+  return state_->host_array();
+}
 void Network::restore(Flat which, const float* numbers) {
-  std::memcpy(state_->flat(which), numbers, state_->plans.state_bytes());
-  if (which == Flat::kMaster) state_->write_weights();
+  state_->space.upload(state_->flat(which), numbers, state_->plans.state_bytes());
+  if (which == Flat::kMaster) state_->write_weights(numbers);
 }
 
 }  // namespace fattn::gpt2

@@ -23,6 +23,8 @@ struct NetworkOptions {
   bool checkpoint_activations = false;  // a layer's activations are computed again in the backward pass
   double dropout = 0;                   // of embedding, attention and residual alike
   uint64_t seed = 0;                    // of dropout
+  bool graph = true;                    // on a GPU steps are captured once and replayed
+  bool deterministic = true;            // attention on a GPU: the same bits on every run; all else gives them always
 };
 
 // Its numbers lie at [offset, offset + size) of each flat array, row-major, in the shape that files have (tensors_of()).
@@ -50,13 +52,14 @@ struct AdamW {
 };
 
 struct UpdateResult {
+  LossSum losses;            // of the passes whose losses nobody has read before
   double gradient_norm = 0;  // after gradient_scale, before clipping
-  bool finite = true;        // false: nothing was updated
-  std::string first_bad;     // the first parameter whose gradient is not finite
+  bool finite = true;        // false: nothing was updated, because of a gradient, or of the losses
+  std::string first_bad;     // the first parameter whose gradient is not finite; empty: none
 };
 
 struct TrainingMemory {
-  std::string what;  // "weights", "master weights", "gradients", "moments", "activations", "attention workspace"
+  std::string what;  // "weights", "master weights", "gradients", "moments", "activations" and so on
   size_t bytes = 0;
 };
 
@@ -73,12 +76,20 @@ class Network {
 
   void zero_gradients();
   // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.
+  // On a GPU it returns while the work is under way.
+  void pass(const Batch& batch, double scale, uint64_t draw);
+  // Of the passes whose losses nobody has read yet.
+  LossSum losses();
+  // A pass, and its loss.
   LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
   // Forward pass alone, without dropout.
   LossSum evaluate(const Batch& batch);
   // Is shown what passes compute from now on, tensor by tensor, until it is null; it must outlive that.
   void watch(PassWatcher* watcher);
   UpdateResult update(const AdamW& adam);
+
+  // Why steps are not replayed from a graph, though the options ask for it; empty: they are, or there is no GPU.
+  const std::string& why_no_graph() const;
 
   const std::vector<Parameter>& parameters() const;
   int64_t flat_size() const;

@@ -11,9 +11,7 @@
 namespace fattn::gpt2 {
 namespace {
 
-NetworkOptions checked(const Config& c, const NetworkOptions& o, const Compute& compute) {
-  if (compute.gpu)
-    throw fattn::Error(ErrorCode::kUnsupported, "training runs on the CPU in this version, not on a GPU; choose the CPU (`--device cpu`)");
+NetworkOptions checked(const Config& c, const NetworkOptions& o) {
   if (o.dtype != DType::kF32 && o.dtype != DType::kF16 && o.dtype != DType::kBF16) throw Error("training is in fp32, fp16 or bf16");
   if (o.sequences < 1) throw Error("a batch of " + std::to_string(o.sequences) + " sequences; allowed: 1 and above");
   if (o.seqlen < 1 || o.seqlen > c.n_positions)
@@ -38,7 +36,12 @@ LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType x, DType y, DTyp
 }  // namespace
 
 NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compute& compute)
-    : config(c), options(checked(c, o, compute)), layout(c), square_sum({layout.size()}, device_of(compute)), attention(c, o, compute) {
+    : config(c),
+      options(checked(c, o)),
+      layout(c),
+      square_sum({layout.size()}, device_of(compute)),
+      loss_sums({o.sequences * o.seqlen}, device_of(compute)),
+      attention(c, o, compute) {
   const ops::Device device = device_of(compute);
   const int64_t n = rows(), width = c.n_embd;
   const Precision precision(o.dtype);
@@ -61,7 +64,7 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
   step = {{layout.size(), dtype}, device};
   const auto note = [&](const auto&... plans) { workspace = std::max({workspace, plans.workspace_bytes()...}); };
   for (const LinearPlans* l : {&qkv, &attn_proj, &fc, &mlp_proj}) note(l->forward, l->dx, l->dweight, l->dbias);
-  note(square_sum, embedding, norm, activate, dactivate, loss, dnorm, dembedding, step);
+  note(square_sum, loss_sums, embedding, norm, activate, dactivate, loss, dnorm, dembedding, step);
   if (!learned) {
     ops::Rotary rotary{n, c.n_head + c.n_kv_head, c.headdim(), c.qkv_width(), heads, c.rope_theta};
     turn = {rotary, device};
@@ -77,17 +80,51 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
 
 size_t NetworkPlans::weight_bytes() const { return options.dtype == DType::kF32 ? 0 : static_cast<size_t>(layout.size()) * size_of(options.dtype); }
 
-size_t NetworkPlans::place(std::byte* arena, Places& p) const {
+size_t NetworkPlans::place_inputs(std::byte* begin, Inputs& in) const {
   BlockLayout blocks;
+  const auto take = [&](auto*& to, int64_t count) {
+    const size_t at = blocks.add(static_cast<size_t>(count) * sizeof *to);
+    if (begin) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(begin + at);
+  };
+  take(in.update, 1);
+  take(in.scale, 1);
+  take(in.dropout, 2);
+  take(in.attention, 2 * config.n_layer);
+  for (int32_t** numbers : {&in.ids, &in.targets, &in.positions, &in.documents}) take(*numbers, rows());
+  return blocks.total();
+}
+
+std::vector<TrainingMemory> NetworkPlans::place(std::byte* memory, Places& p) const {
+  BlockLayout blocks;
+  std::vector<TrainingMemory> parts;
+  const auto part = [&](const char* what) {
+    size_t before = 0;
+    for (const TrainingMemory& use : parts) before += use.bytes;
+    parts.push_back({what, blocks.total() - before});
+  };
+  const auto put = [&](auto*& to, size_t bytes) {
+    const size_t at = blocks.add(bytes, BlockLayout::kWorkspace);
+    if (memory) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory + at);
+  };
   const auto take = [&](auto*& to, int64_t width, size_t element) {
     size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(rows()), static_cast<size_t>(width), &bytes) || __builtin_mul_overflow(bytes, element, &bytes))
       throw Error("a batch needs more bytes than 64-bit numbers count; use fewer or shorter sequences");
     const size_t at = blocks.add(bytes);
-    if (arena) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(arena + at);
+    if (memory) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory + at);
   };
   const Config& c = config;
   const size_t size = size_of(options.dtype), f32 = sizeof(float);
+  if (weight_bytes() > 0) put(p.weights, weight_bytes());
+  part("weights");
+  put(p.master, state_bytes());
+  if (weight_bytes() == 0) p.weights = reinterpret_cast<std::byte*>(p.master);
+  part("master weights");
+  put(p.gradients, state_bytes());
+  part("gradients");
+  put(p.first_moments, state_bytes());
+  put(p.second_moments, state_bytes());
+  part("moments");
   p.x.resize(static_cast<size_t>(c.n_layer) + 1);
   for (float*& x : p.x) take(x, c.n_embd, f32);
   p.kept.resize(options.checkpoint_activations ? 1 : static_cast<size_t>(c.n_layer));
@@ -106,25 +143,22 @@ size_t NetworkPlans::place(std::byte* arena, Places& p) const {
   take(p.dx, c.n_embd, f32);
   take(p.dnormed, c.n_embd, f32);
   for (float** numbers : {&p.loss, &p.largest}) take(*numbers, 1, f32);
-  for (int32_t** numbers : {&p.ids, &p.targets, &p.positions, &p.documents}) take(*numbers, 1, sizeof(int32_t));
-  const size_t at = blocks.add(workspace, BlockLayout::kWorkspace);
-  if (arena) p.workspace = arena + at;
-  return blocks.total();
-}
-
-size_t NetworkPlans::arena_bytes() const {
-  Places places;
-  return place(nullptr, places);
+  put(p.inputs, place_inputs(nullptr, p.in));
+  if (memory) place_inputs(p.inputs, p.in);
+  put(p.results, sizeof(Results));
+  part("activations");
+  put(p.workspace, workspace);
+  part("workspace of operations");
+  put(p.attention_workspace, attention.workspace_bytes());
+  part("attention workspace");
+  const size_t taken = Block::taken(blocks.total());
+  parts.push_back({"rounding to large pages", taken - blocks.total()});
+  return parts;
 }
 
 std::vector<TrainingMemory> NetworkPlans::memory() const {
-  const size_t state = Block::taken(state_bytes());
-  return {{"weights", weight_bytes() > 0 ? Block::taken(weight_bytes()) : 0},
-          {"master weights", state},
-          {"gradients", state},
-          {"moments", 2 * state},
-          {"activations", Block::taken(arena_bytes())},
-          {"attention workspace", Block::taken(attention.workspace_bytes())}};
+  Places places;
+  return place(nullptr, places);
 }
 
 }  // namespace fattn::gpt2

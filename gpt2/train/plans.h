@@ -24,13 +24,13 @@ struct NetworkPlans {
   int64_t rows() const { return options.sequences * options.seqlen; }
   size_t state_bytes() const { return static_cast<size_t>(layout.size()) * sizeof(float); }  // of one of the flat arrays
   size_t weight_bytes() const;                                                               // 0 in fp32: the master weights are read
-  size_t arena_bytes() const;
   std::vector<TrainingMemory> memory() const;
 
   const Config config;
   const NetworkOptions options;
   const ParameterLayout layout;
   ops::Plan<ops::SquareSum> square_sum;
+  ops::Plan<ops::LossSums> loss_sums;
   TrainingAttention attention;
   ops::Plan<ops::Embedding> embedding;
   ops::Plan<ops::LayerNorm> norm;
@@ -51,18 +51,37 @@ struct NetworkPlans {
     std::byte *qkv = nullptr, *o = nullptr, *inner = nullptr;
     float* lse = nullptr;
   };
-  // Where all that is computed lies in the arena.
+  // What the host says of a pass, for operations to read.
+  struct Inputs {
+    double* scale = nullptr;       // of the loss
+    uint64_t* dropout = nullptr;   // seed, and the pass's first stream
+    int64_t* attention = nullptr;  // of each layer: seed and offset
+    int32_t *ids = nullptr, *targets = nullptr, *positions = nullptr, *documents = nullptr;
+    ops::AdamWStep::Changing* update = nullptr;
+  };
+  // What the host hears: of all passes since it was read last, of an evaluation, of the gradients.
+  struct Results {
+    double passes[2] = {}, evaluation[2] = {};  // the sum of losses, the largest logit
+    double square_sum = 0;
+  };
+  // Where all that is computed lies in the memory of the device.
   struct Places {
-    std::vector<float*> x;   // the residual stream before each layer, and behind the last
-    std::vector<Kept> kept;  // of each layer; with checkpoints one for all
+    float *master = nullptr, *gradients = nullptr, *first_moments = nullptr, *second_moments = nullptr;
+    std::byte* weights = nullptr;  // as products read them; in fp32 the master weights
+    std::vector<float*> x;         // the residual stream before each layer, and behind the last
+    std::vector<Kept> kept;        // of each layer; with checkpoints one for all
     std::byte *normed = nullptr, *activated = nullptr, *dinner = nullptr, *dqkv = nullptr, *dout = nullptr;
     float *dx = nullptr, *dnormed = nullptr;  // dnormed: also a product before it is dropped
     float *loss = nullptr, *largest = nullptr;
-    int32_t *ids = nullptr, *targets = nullptr, *positions = nullptr, *documents = nullptr;
-    std::byte* workspace = nullptr;
+    std::byte *workspace = nullptr, *attention_workspace = nullptr;
+    std::byte* inputs = nullptr;
+    Inputs in;
+    Results* results = nullptr;
   };
-  // `arena` null: nothing but the size, which is returned.
-  size_t place(std::byte* arena, Places& places) const;
+  // `memory` null: nothing but what each part takes, which is returned.
+  std::vector<TrainingMemory> place(std::byte* memory, Places& places) const;
+  // `begin` null: nothing but their size, which is returned.
+  size_t place_inputs(std::byte* begin, Inputs& in) const;
 };
 
 }  // namespace fattn::gpt2

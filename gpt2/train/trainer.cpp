@@ -81,34 +81,33 @@ LogLine Trainer::step() {
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
-  LossSum sum;
   uint64_t draw = state_.draws;
   if (tracker_) {
     tracker_->begin(line.step, scaler_.scale());
     network_.watch(tracker_);
   }
-  for (size_t i = 0; i < used_; ++i) {
-    const LossSum part = network_.accumulate(held_[i].batch, scale, draw++);
-    sum.loss += part.loss;
-    if (!(part.logit_scale <= sum.logit_scale)) sum.logit_scale = part.logit_scale;  // NaN stays
-  }
+  for (size_t i = 0; i < used_; ++i) network_.pass(held_[i].batch, scale, draw++);
+  network_.watch(nullptr);
+  AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
+             options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
+  UpdateResult update;
+  if (line.targets > 0)
+    update = network_.update(adam);
+  else
+    update.losses = network_.losses();
+  line.logit_scale = update.losses.logit_scale;
+  line.loss = update.losses.loss / static_cast<double>(line.targets);
+  line.gradient_norm = update.gradient_norm;
   if (tracker_) {
-    network_.watch(nullptr);
-    tracker_->see_logits(sum.logit_scale, line.targets, network_.vocab_size());
+    tracker_->see_logits(line.logit_scale, line.targets, network_.vocab_size());
     tracker_->see_gradients(network_);
     tracker_->end();
   }
-  line.logit_scale = sum.logit_scale;
-  line.loss = sum.loss / static_cast<double>(line.targets);
   const bool fp16 = options_.dtype == DType::kF16;
   if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
     const std::string weight = first_bad(network_, Flat::kMaster);
     stop("the loss is not a number", weight.empty() ? first_bad_tensor(scale) : "the weight '" + weight + "'");
   }
-  AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
-             options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
-  const UpdateResult update = line.targets > 0 ? network_.update(adam) : UpdateResult{};
-  line.gradient_norm = update.gradient_norm;
   if (!update.finite) {
     if (!scaler_.overflow()) {
       const std::string tensor = first_bad_tensor(scale);

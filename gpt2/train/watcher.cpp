@@ -31,7 +31,15 @@ void FirstBad::see(const SeenTensor& tensor) {
 }
 
 void Passes::show(const std::string& name, SeenTensor::Kind kind, DType dtype, int64_t width, const void* data) const {
-  if (watcher_) watcher_->see({name, kind, dtype, plans_.rows(), width, data});
+  if (!watcher_) return;
+  SeenTensor tensor{name, kind, dtype, plans_.rows(), width, data};
+  std::vector<std::byte> copy;
+  if (space_.on_gpu()) {
+    copy.resize(static_cast<size_t>(tensor.size()) * size_of(dtype));
+    space_.download(copy.data(), data, copy.size());
+    tensor.data = copy.data();
+  }
+  watcher_->see(tensor);
 }
 
 void Passes::show_layer(int64_t i) const {

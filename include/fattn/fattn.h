@@ -15,6 +15,10 @@
  * cu_seqlens_q[b + 1]) of q and [cu_seqlens_k[b], cu_seqlens_k[b + 1]) of k and v, and everything else is as if it were alone: its seqlen_q and
  * seqlen_k are those lengths, its queries, keys, biases and dropped weights are counted from its own first row.
  *
+ * Paged caches, forward: with block_table k is (pages, page_size, nheads_k, headdim) and v (pages, page_size, nheads_k, headdim_v), of any strides,
+ * so (pages, heads, page_size, headdim) is a view. Key j of batch entry b is row j % page_size of page block_table[b, j / page_size]; entries may
+ * share pages. seqlen_k is page_size times the columns of the table in all of this, and seqused_k says how many of them an entry has.
+ *
  * Every struct that may grow begins with its size; set it to sizeof(the struct) and zero the rest, which selects the
  * defaults (`fattn_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};`).
  * Every function is safe to call from several threads at once. A failed call leaves its outputs unspecified and the
@@ -26,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 7u
+#define FATTN_ABI_VERSION 8u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -158,8 +162,11 @@ typedef struct fattn_problem {
      entry or sequence that sees no key has o = 0 and lse = its sink. -Inf: as if there were none. */
   fattn_tensor sinks;
   fattn_tensor dsinks; /* backward, with sinks: optional output, their gradient, of their shape and dtype; always the same bits */
-  int32_t check;       /* FATTN_CHECK_... */
-  uint32_t reserved;   /* 0 */
+  /* (batch, columns), I32, columns side by side, forward only: the pages of each batch entry's keys. Of an entry that has n keys the first
+     ceil(n / page_size) numbers are read, each 0 to pages - 1; behind them may be anything. Not with cu_seqlens_q. */
+  fattn_tensor block_table;
+  int32_t check;     /* FATTN_CHECK_... */
+  uint32_t reserved; /* 0 */
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */
@@ -178,6 +185,7 @@ typedef struct fattn_buffers {
   void* status;
   const void* sinks;
   void* dsinks;
+  const void* block_table;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */

@@ -14,6 +14,7 @@ struct OptionRow {
   // Gives it to a problem that has q, k, v and what else its pass needs: made-up values, and tensors that are nowhere, which is enough to ask
   // supported() or to make a plan.
   void (*add)(fattn_problem& problem);
+  bool forward_only = false;  // no way has it in a backward pass
 };
 
 namespace detail {
@@ -33,6 +34,23 @@ inline fattn_tensor all_pairs(const fattn_problem& p, DType dtype) {
 }
 inline fattn_tensor ids_of(const fattn_problem& p, const fattn_tensor& rows) {
   return nowhere(p, rows.ndim == 3 ? Tensor(nullptr, DType::kI32, {rows.shape[0]}) : Tensor(nullptr, DType::kI32, {rows.shape[0], rows.shape[1]}));
+}
+// Keys in pages of 16, or as many as their number allows; of packed sequences queries alone stay packed.
+inline void page(fattn_problem& p) {
+  const OptionSizes s = option_sizes(p);
+  int64_t size = 16;
+  while (s.seqlen_k % size != 0) size /= 2;
+  const int64_t columns = s.seqlen_k / size;
+  p.block_table = nowhere(p, Tensor(nullptr, DType::kI32, {s.batch, columns}));
+  for (fattn_tensor* t : {&p.k, &p.v, &p.dk, &p.dv}) {
+    if (t->ndim == 0) continue;
+    const int last = t->ndim - 1;
+    *t = nowhere(p, Tensor(nullptr, static_cast<DType>(t->dtype), {s.batch * columns, size, t->shape[last - 1], t->shape[last]}));
+  }
+  if (p.cu_seqlens_q.ndim == 0) return;
+  p.cu_seqlens_k = {};
+  p.seqused_k = nowhere(p, Tensor(nullptr, DType::kI32, {s.batch}));
+  if (p.document_k.ndim > 0) p.document_k = nowhere(p, Tensor(nullptr, DType::kI32, {s.batch, s.seqlen_k}));
 }
 // As many sequences as batch entries, of as many rows.
 inline void pack(fattn_problem& p) {
@@ -92,6 +110,7 @@ inline constexpr OptionRow kOptions[] = {
        p.sinks = detail::nowhere(p, Tensor(nullptr, dtype, {detail::option_sizes(p).nheads}));
        if (p.pass == FATTN_BACKWARD) p.dsinks = p.sinks;
      }},
+    {"pages", "a paged cache (block_table)", detail::page, true},
 };
 inline constexpr size_t kOptionCount = sizeof(kOptions) / sizeof(kOptions[0]);
 

@@ -28,6 +28,9 @@ struct ScoreTensors {
   // Output, (2) of kI32: FATTN_LISTS_GOOD and 0, or which of seqused_k and cu_seqlens is out of range, and its first batch entry or sequence that is.
   Tensor status = {};
   Tensor sinks = {};  // (nheads) of kF32, kF64 where q is: a logit of each head that joins the softmax's sum and has no value; lse counts it
+  // (batch, columns) of kI32, forward only: k and v are pages, (pages, page_size, nheads_k, ...), and key j of batch entry b is row j % page_size of
+  // page block_table[b, j / page_size]. seqused_k says how many keys an entry has.
+  Tensor block_table = {};
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -66,6 +69,7 @@ enum class TensorDims {
   kEntries,  // (batch)
   kBounds,   // (batch + 1)
   kHeads,    // (nheads) or (batch, nheads)
+  kTable,    // (batch, columns)
   kTwo       // (2)
 };
 
@@ -178,6 +182,7 @@ inline constexpr TensorRow kTensorRows[] = {
     {"status", &P::status, &Pointers::status, &S::status, D::kI32, Dims::kTwo, Role::kOutput, Pass::kBoth},
     {"sinks", &P::sinks, &Pointers::sinks, &S::sinks, D::kOfLse, Dims::kHeads, Role::kRow, Pass::kBoth},
     {"dsinks", &P::dsinks, &Pointers::dsinks, {kNotForward, &B::dsinks}, D::kOfLse, Dims::kHeads, Role::kOutput, Pass::kBackward},
+    {"block_table", &P::block_table, &Pointers::block_table, &S::block_table, D::kI32, Dims::kTable, Role::kList, Pass::kBoth},
 };
 }  // namespace detail
 

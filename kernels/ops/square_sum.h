@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device_abi/training_params.h"
+#include "kernels/constants.h"
 #include "kernels/ops/begin.h"
 #include "kernels/ops/cta.h"
 #include "kernels/ops/wide.h"
@@ -37,7 +38,7 @@ __device__ __forceinline__ void join_squares(const JoinSquaresParams& p) {
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < p.n_parts; i += kOpsThreads) sum += p.parts[i];
   sum = cta_sum(sum, shared);
-  if (threadIdx.x == 0) *p.sum = sum;
+  if (threadIdx.x == 0) *p.sum = p.finite && !(fabs(*p.finite) < kInfinity) ? static_cast<double>(kNan) : sum;
 }
 
 }  // namespace fattn::ops

@@ -97,7 +97,7 @@ class Tensors {
 };
 
 const char* name_of_score_input(size_t i) {
-  constexpr const char* kNames[] = {"seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "cu_seqlens", "documents"};
+  constexpr const char* kNames[] = {"seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "cu_seqlens", "documents", "block_table"};
   static_assert(std::size(kNames) == measure::kScoreInputs);
   return kNames[i];
 }

@@ -3,7 +3,7 @@
 import ctypes
 from typing import NamedTuple
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 
@@ -74,6 +74,7 @@ class Problem(Sized):
         ("status", Tensor),
         ("sinks", Tensor),
         ("dsinks", Tensor),
+        ("block_table", Tensor),
         ("check", _i32),
         ("reserved", _u32),
     ]
@@ -205,4 +206,5 @@ TENSORS = (
     TensorRow("status", "I32", "Two", "Output", "Both"),
     TensorRow("sinks", "OfLse", "Heads", "Row", "Both"),
     TensorRow("dsinks", "OfLse", "Heads", "Output", "Backward"),
+    TensorRow("block_table", "I32", "Table", "List", "Both"),
 )

@@ -15,7 +15,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import prepare, wants_gradient
+from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
 
@@ -59,6 +59,7 @@ def attention(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     sinks: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
     deterministic: bool | None = None,
@@ -96,6 +97,10 @@ def attention(
             `fattn.attention_varlen`, which says what they are.
         sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. lse counts it: a row that
             sees no key has its sink for lse. -inf: none.
+        block_table: (batch, columns), int32 or int64: k and v are a paged cache, (pages, page_size, nheads_k, headdim or headdim_v), and key j of batch entry b
+            is row j % page_size of page block_table[b, j // page_size]. seqlen_k is columns * page_size, and seqused_k says how many of them an entry has;
+            numbers of pages behind them are not looked at. Entries may share pages. No gradients. With "bhsd" (pages, nheads_k, page_size, ...).
+            With cu_seqlens_q queries alone are packed: leave cu_seqlens_k and max_seqlen_k out.
         return_lse: returns the log-sum-exp too.
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
@@ -121,7 +126,7 @@ def attention(
     if cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
         return _of_packed(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
                           softmax_scale=softmax_scale, window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
-                          dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, return_lse=return_lse,
+                          dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, block_table=block_table, return_lse=return_lse,
                           return_dropout_state=return_dropout_state, deterministic=deterministic, backend=backend, algorithm=algorithm)
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
@@ -138,12 +143,14 @@ def attention(
     bhsd = layout == "bhsd" or is_bhsd(layout)
     scores = None
     if (seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p or document_q is not None
-            or document_k is not None or sinks is not None):
-        scores = prepare(q, k.shape[2 if bhsd else 1], dropout_p, seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k, sinks)
+            or document_k is not None or sinks is not None or block_table is not None):
+        scores = prepare(q, keys_of(k, block_table, bhsd), dropout_p, seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k, sinks, block_table)
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
     needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (scores is not None and wants_gradient(scores))))
+    if block_table is not None:
+        require_no_gradient_of_pages(needs_grad)
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
     # As few as say it: the operator takes a third of a microsecond for each.

@@ -97,6 +97,20 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
             cache[batch, rows] = x
 
 
+def _of_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None, cache_seqlens: int | torch.Tensor, layout: str,
+              options: dict[str, Any]) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+    """Reads a paged cache."""
+    if k is not None:
+        raise NotImplementedError("block_table and k are given; new keys and values are not written into pages: write them yourself (docs/SERVING.md shows it), then "
+                                  "leave k and v out, with cache_seqlens that counts them")
+    if not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = torch.full(q.shape[:1], operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
+    try:
+        return attention(q, k_cache, v_cache, layout=layout, seqused_k=cache_seqlens, **options)
+    except (ValueError, NotImplementedError) as error:
+        raise type(error)(_OF_CACHES.sub(r"\1_cache", str(error)).replace("seqused_k", "cache_seqlens")) from None
+
+
 def with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -118,7 +132,8 @@ def with_kvcache(
             seqlen_new for the next call). Each plus seqlen_new must be at most `longest`; on a GPU tensors are not looked at for this, torch's own
             check of indices stops the device.
         layout: "bshd" as above, or "bhsd".
-        options: those of `fattn.attention` but seqused_k: causal, softmax_scale, window, softcap, alibi_slopes, bias, mask, sinks, return_lse, ...
+        options: those of `fattn.attention` but seqused_k: causal, softmax_scale, window, softcap, alibi_slopes, bias, mask, sinks, return_lse, ...;
+            block_table of caches that are paged and only read (k and v None).
 
     Returns:
         As `fattn.attention`.
@@ -130,6 +145,8 @@ def with_kvcache(
     if "seqused_k" in options:
         raise TypeError("with_kvcache has no seqused_k: cache_seqlens and the length of k say how many keys there are")
     bhsd = is_bhsd(layout)
+    if options.get("block_table") is not None:
+        return _of_pages(q, k_cache, v_cache, k, cache_seqlens, layout, options)
     caches = [x.transpose(1, 2) if bhsd else x for x in (k_cache, v_cache)]
     new = [] if k is None else [x.transpose(1, 2) if bhsd else x for x in (k, v)]
     if new and new[0].shape[1] != new[1].shape[1]:

@@ -44,7 +44,7 @@ forward_at_once = forward._op
 OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
 _BIAS, _SINKS = (len(OPTIONS) + [row.name for row in _abi.SCORES].index(name) for name in ("bias", "sinks"))
 # Of the tensors behind them, those that may have no batch, or whose numbers depend on a place in it.
-_UNFOLDED = [len(OPTIONS) + i for i, row in enumerate(_abi.SCORES) if row.dims in ("Heads", "Pairs", "Two")]
+_UNFOLDED = [len(OPTIONS) + i for i, row in enumerate(_abi.SCORES) if row.dims in ("Heads", "Pairs", "Two", "Table")]
 
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _(q, k, v, *options, **packed):
     _require_one_device(q, k, v, *options, *packed.values())
     total_q, nheads, _ = q.shape
     lse = q.new_empty((nheads, total_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return q.new_empty((total_q, nheads, v.shape[2])), lse
+    return q.new_empty((total_q, nheads, v.shape[-1])), lse  # of a paged cache v has 4 dimensions
 
 
 @torch.library.register_fake("fattn::backward_varlen")

@@ -33,6 +33,7 @@ class Options(NamedTuple):
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
     sinks: Any = None
+    block_table: Any = None
     deterministic: bool | None = None
     backend: str = "auto"
     algorithm: str = "auto"

@@ -16,10 +16,10 @@ _DROPOUT_STATE, _DOCUMENT_Q, _DOCUMENT_K = map(Scores._fields.index, ("dropout_s
 
 
 class Sequences(NamedTuple):
-    """Packed sequences: (batch + 1), int32, where each begins, and the most rows of one."""
+    """Packed sequences: (batch + 1), int32, where each begins, and the most rows of one. cu_seqlens_k: None of a paged cache."""
 
     cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
+    cu_seqlens_k: torch.Tensor | None
     max_seqlen_q: int
     max_seqlen_k: int
 
@@ -43,6 +43,18 @@ def of_pairs(name: str, x: torch.Tensor, seqlen_k: int) -> torch.Tensor:
 def as_int32(x: torch.Tensor) -> torch.Tensor:
     """What does not fit stays outside of what is allowed."""
     return x.clamp(-1, 2**31 - 1).to(torch.int32) if x.dtype == torch.int64 else x
+
+
+def keys_of(k: torch.Tensor, block_table: torch.Tensor | None, bhsd: bool) -> int:
+    """seqlen_k: of a paged cache as many as its table has room for."""
+    rows = k.shape[2 if bhsd else 1]
+    return rows if block_table is None or not isinstance(block_table, torch.Tensor) or block_table.dim() != 2 else rows * block_table.shape[1]
+
+
+def require_no_gradient_of_pages(needs_grad: bool) -> None:
+    if needs_grad:
+        raise NotImplementedError("block_table is given and a tensor asks for a gradient, or torch.func maps over the call; a paged cache has neither. Call it in "
+                                  "torch.inference_mode(), or give k and v as they were written, without block_table")
 
 
 def _ids(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -84,6 +96,7 @@ _READY = {
     "document_q": lambda x, q, seqlen_k: _ids("document_q", x),
     "document_k": lambda x, q, seqlen_k: _ids("document_k", x),
     "sinks": _sinks,
+    "block_table": lambda x, q, seqlen_k: rows_contiguous(as_int32(x)) if x.dim() else x,
 }
 _PREPARATIONS = tuple((name, _READY.get(name)) for name in Scores._fields)
 

@@ -8,7 +8,7 @@ from typing import Any
 from . import _abi, _problem
 from ._options import choose, device_and_index, is_bhsd, names_of_options, short_dtype, taken, takes_options, within
 
-# What `support` and `plan` take beside shapes of q, k and v: of the options, seqused_k, alibi_slopes and sinks as whether they are there, bias and mask by their shapes.
+# What `support` and `plan` take beside shapes of q, k and v: of the options, seqused_k, alibi_slopes and sinks as whether they are there, bias, mask and block_table by their shapes.
 _OPTIONS = names_of_options(but=("dropout_state", "document_q", "document_k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"))
 
 
@@ -32,7 +32,8 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
         setattr(problem, name, described)
 
     def place(name: str, shape: Sequence[int], dtype: int = code) -> None:
-        put(name, _problem.tensor(name, shape, dtype, _problem.row_major(shape), bhsd=bhsd, packed=packed is not None))
+        rows = packed is not None and not (given.block_table is not None and name in ("k", "v"))
+        put(name, _problem.tensor(name, shape, dtype, _problem.row_major(shape), bhsd=bhsd, packed=rows))
 
     def place_beside(name: str, shape: Sequence[int], dtype: int) -> None:
         put(name, _problem.beside(name, shape, dtype, _problem.row_major(shape)))
@@ -48,7 +49,7 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
             raise ValueError(f"packed is {packed!r}; allowed: None, or (batch, max_seqlen_q, max_seqlen_k) of packed sequences") from None
         problem.max_seqlen_q, problem.max_seqlen_k = within("max_seqlen_q", max_seqlen_q, 64), within("max_seqlen_k", max_seqlen_k, 64)
         batch = (sequences,)
-        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        for name in ("cu_seqlens_q", "cu_seqlens_k") if given.block_table is None else ("cu_seqlens_q",):
             place_beside(name, (sequences + 1,), _abi.INT32)
     v = k if v is None else v
     for name, shape in (("q", q), ("k", k), ("v", v)):
@@ -75,7 +76,9 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
     if documents:
         rows = slice(0, 1) if packed is not None else slice(0, 4, 2) if bhsd else slice(0, 2)
         place_beside("document_q", q[rows], _abi.INT32)
-        place_beside("document_k", k[rows], _abi.INT32)
+        place_beside("document_k", k[rows] if given.block_table is None else (*batch, k[2 if bhsd else 1] * given.block_table[-1]), _abi.INT32)
+    if given.block_table is not None:
+        place_beside("block_table", given.block_table, _abi.INT32)
     if given.dropout_p:
         place_beside("dropout_state", (2,), _abi.INT64)
     return problem

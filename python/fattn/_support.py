@@ -38,6 +38,7 @@ def support(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, 
         seqused_k, alibi_slopes, sinks, documents: whether there are such tensors (documents: document_q and document_k).
         packed: (batch, max_seqlen_q, max_seqlen_k) asks for packed sequences as `fattn.attention_varlen` takes them: q, k and v are (total, heads, headdim).
         bias, mask: their shapes, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); `backward` asks for the gradient of the bias too.
+        block_table: its shape, (batch, columns), with k and v of the shapes of a paged cache; queries alone may be `packed` then.
 
     Returns:
         A `Support`, true or false, with the library's reason.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable
 
 _PLANNED = "nothing needs to be said: the library plans it"
 _ROTARY = "it is not computed: turn q and k before the call"
-_PAGED = "paged caches are not computed: gather the pages, and give lengths with cache_seqlens or seqused_k"
 _DESCALE = "8-bit dtypes are not computed: convert q, k and v"
 _BLOCKS = "it is not computed: a mask says which pairs are seen; causal, window and document_q skip the blocks that they hide"
 
@@ -55,8 +54,7 @@ _MEANT = {
     "rotary_sin": _ROTARY,
     "rotary_interleaved": _ROTARY,
     "rotary_seqlens": _ROTARY,
-    "block_table": _PAGED,
-    "page_table": _PAGED,
+    "page_table": "block_table is meant",
     "cache_batch_idx": "it is not computed: index the caches by it",
     "cache_leftpad": "it is not computed: left padding is a mask of the keys",
     "cu_seqlens_k_new": "it is not computed: append the new keys and values yourself, and give fattn.attention their lengths as seqused_k",

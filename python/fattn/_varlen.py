@@ -10,7 +10,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import Scores, Sequences, as_int32, prepare, wants_gradient
+from ._scores import Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -50,6 +50,8 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
             sequence uses have a gradient of 0. On a GPU lengths and offsets out of range give NaN, unless `fattn.set_check("sync")`.
         alibi_slopes, bias, mask: as in `fattn.attention`, with max_seqlen_q and max_seqlen_k for seqlen_q and seqlen_k, the first element being that of a
             sequence's first query and key.
+        block_table: as in `fattn.attention`: queries alone are packed, k and v are (pages, page_size, nheads_k, ...), seqused_k says how many keys each
+            sequence has, and seqlen_k of bias, mask and document_k, (batch, seqlen_k), is columns * page_size. Leave cu_seqlens_k and max_seqlen_k out.
         document_q, document_k: (total_q) and (total_k), int32: as in `fattn.attention`, within each sequence; None for the latter: as document_q.
         causal, softmax_scale, window, softcap, dropout_p, dropout_state, sinks, return_lse, return_dropout_state, deterministic, backend, algorithm: as in
             `fattn.attention`.
@@ -65,10 +67,16 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     except TypeError:
         taken("fattn.attention_varlen", _OPTIONS, ("cu_seqlens_q", "return_lse", "return_dropout_state"), options)  # says which it does not know
         raise
-    cu_seqlens_k = cu_seqlens_q if given.cu_seqlens_k is None else given.cu_seqlens_k
+    paged = given.block_table is not None
+    cu_seqlens_k = cu_seqlens_q if given.cu_seqlens_k is None and not paged else given.cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is None and name == "cu_seqlens_k" and paged:
+            continue
         require_dense(name, x)
-        if x.dim() != 3 and name in ("q", "k", "v"):
+        if paged and name in ("k", "v"):
+            if x.dim() != 4:
+                raise ValueError(f"{name} has {x.dim()} dimensions; allowed with block_table: 4 (pages, page_size, heads, headdim)")
+        elif x.dim() != 3 and name in ("q", "k", "v"):
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
     if (given.softmax_scale is not None and type(given.softmax_scale) is not float) or given.softcap is not None or type(given.dropout_p) is not int:
         require_numbers(given.softmax_scale, given.softcap, given.dropout_p)
@@ -78,9 +86,12 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
     most_q, most_k = given.max_seqlen_q, given.max_seqlen_k
-    sequences = Sequences(as_int32(cu_seqlens_q), as_int32(cu_seqlens_k), _longest("cu_seqlens_q", cu_seqlens_q) if most_q is None else most_q,
-                          _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask) if most_k is None else most_k)
-    scores = prepare(q, sequences.max_seqlen_k, given.dropout_p, *[given[i] for i in _SCORES])
+    if most_q is None:
+        most_q = _longest("cu_seqlens_q", cu_seqlens_q)
+    if most_k is None:
+        most_k = 0 if paged else _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask)
+    sequences = Sequences(as_int32(cu_seqlens_q), None if cu_seqlens_k is None else as_int32(cu_seqlens_k), most_q, most_k)
+    scores = prepare(q, keys_of(k, given.block_table, False) if paged else most_k, given.dropout_p, *[given[i] for i in _SCORES])
     for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
                     0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
@@ -88,6 +99,8 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
     needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or wants_gradient(scores)))
+    if paged:
+        require_no_gradient_of_pages(needs_grad)
     try:
         o, lse = run(q, k, v, for_operator, scores, sequences, needs_grad, in_functorch)
     except NotImplementedError as error:

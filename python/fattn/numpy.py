@@ -83,6 +83,9 @@ def _set_sequences(problem: _abi.Problem, layout: str, given: Options) -> list[n
     for side, longest in (("q", given.max_seqlen_q), ("k", given.max_seqlen_k)):
         name = f"cu_seqlens_{side}"
         x = getattr(given, name)
+        if x is None and side == "k" and given.block_table is not None:
+            problem.max_seqlen_k = within("max_seqlen_k", longest or 0, 64)
+            continue
         x = np.ascontiguousarray(_array(name, given.cu_seqlens_q if x is None else x))
         if x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
@@ -104,14 +107,17 @@ def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool,
     """What a score depends on beside q and k. Returns the arrays, some of which are copies, and must live as long as the problem."""
     if given.document_k is None:
         given = given._replace(document_k=given.document_q)
+    seqlen_k = problem.max_seqlen_k if problem.cu_seqlens_k.ndim else k.shape[2 if bhsd else 1]
+    if given.block_table is not None and len(columns := _array("block_table", given.block_table).shape) == 2:
+        seqlen_k *= columns[1]
     arrays = {row.name: x for row in _abi.SCORES if (x := getattr(given, row.name)) is not None}
     for name, x in arrays.items():
         if name in _PAIRS:
-            x = _of_pairs(name, x, problem.max_seqlen_k if problem.cu_seqlens_k.ndim else k.shape[2 if bhsd else 1])
+            x = _of_pairs(name, x, seqlen_k)
         else:
             x = np.ascontiguousarray(_array(name, x))
         dtypes = _DTYPES_OF[name]
-        if name == "seqused_k" and x.dtype == np.int64:
+        if name in ("seqused_k", "block_table") and x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
         if x.dtype.name not in dtypes or not x.dtype.isnative:
             raise TypeError(f"{name} has the dtype {x.dtype}; allowed: {', '.join(dtypes)} in native byte order. Convert it with astype")
@@ -151,6 +157,8 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
         dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.
         document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
         sinks: (nheads), float32 (float64 if q is): a logit of each head that joins the softmax's sum and has no value; lse counts it.
+        block_table: (batch, columns), int32 or int64: k and v are a paged cache, (pages, page_size, nheads_k, ...); key j of batch entry b is row j % page_size of page
+            block_table[b, j // page_size], seqused_k says how many keys it has, and seqlen_k is columns * page_size. With cu_seqlens_q queries alone are packed.
         cu_seqlens_q: (batch + 1), int32 or int64: packed sequences, where each begins in q, 0 first, and where the last one ends. q is (total_q, nheads, headdim)
             then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
         cu_seqlens_k: the same in k and v; None: as cu_seqlens_q. With seqused_k where each begins alone counts, in any order.
@@ -178,7 +186,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
     packed = sequences is not None
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        setattr(problem, name, _described(name, x, bhsd, packed))
+        setattr(problem, name, _described(name, x, bhsd, packed and (name == "q" or given.block_table is None)))
     arrays = _set_scores(problem, q, k, bhsd, given)
     o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype)
     problem.o = _described("o", o, bhsd, packed)

@@ -84,6 +84,14 @@ struct LogitGradientParams {
   int rows, vocab, gradient;
 };
 
+// Added to sums[0], the largest to sums[1]; of rows with a target.
+struct LossSumsParams {
+  const int* target;
+  const float *loss, *largest;
+  double* sums;
+  int rows;
+};
+
 struct SquareSumParams {
   const float* x;
   double* parts;  // one a CTA
@@ -92,6 +100,7 @@ struct SquareSumParams {
 };
 struct JoinSquaresParams {
   const double* parts;
+  const double* finite;  // null, or: not finite makes the sum NaN
   double* sum;
   int n_parts;
 };

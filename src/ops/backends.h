@@ -40,6 +40,9 @@ void check_rows(const EmbeddingGradient& problem, const EmbeddingGradient::Buffe
 void check_targets(const CrossEntropy& problem, const CrossEntropy::Buffers& buffers);
 void check_targets(const CrossEntropyGradient& problem, const CrossEntropyGradient::Buffers& buffers);
 
+// LossSums on the host.
+void add_losses(const LossSums::Buffers& buffers);
+
 // What is given by pointers to memory of the host, read. AdamWStep: no rows, if nothing is to be written.
 Dropout::Buffers with_changing(const Dropout::Buffers& buffers);
 CrossEntropyGradient::Buffers with_changing(const CrossEntropyGradient::Buffers& buffers);

@@ -89,6 +89,7 @@ void check(const CrossEntropyGradient& p) {
   check_product("a weight", p.vocab, p.width);
   check_dtype(p.dtype);
 }
+void check(const LossSums&) {}
 void check(const SquareSum&) {}
 void check(const AdamWStep& p) { check_dtype(p.dtype); }
 
@@ -96,6 +97,16 @@ void check_rows(const Embedding& p, const Embedding::Buffers& b) { check_ids(p, 
 void check_rows(const EmbeddingGradient& p, const EmbeddingGradient::Buffers& b) { check_ids(p, b); }
 void check_targets(const CrossEntropy& p, const CrossEntropy::Buffers& b) { check_each_target(p, b); }
 void check_targets(const CrossEntropyGradient& p, const CrossEntropyGradient::Buffers& b) { check_each_target(p, b); }
+
+void add_losses(const LossSums::Buffers& b) {
+  double sum = 0;
+  for (int64_t r = 0; r < b.rows; ++r) {
+    if (b.target[r] < 0) continue;
+    sum += static_cast<double>(b.loss[r]);
+    if (!(static_cast<double>(b.largest[r]) <= b.sums[1])) b.sums[1] = std::isnan(b.sums[1]) ? NAN : static_cast<double>(b.largest[r]);
+  }
+  b.sums[0] += sum;
+}
 
 Dropout::Buffers with_changing(const Dropout::Buffers& given) {
   Dropout::Buffers b = given;

@@ -134,6 +134,18 @@ struct CrossEntropyGradient {
   };
 };
 
+// What a step is told of the losses of its rows: their sum is added to sums[0], the largest of `largest` becomes sums[1] where that is less. Of rows
+// that have a target; NaN stays.
+struct LossSums {
+  int64_t rows = 0;
+  struct Buffers {
+    int64_t rows = 0;
+    const int32_t* target = nullptr;
+    const float *loss = nullptr, *largest = nullptr;
+    double* sums = nullptr;
+  };
+};
+
 // *sum = sum of x^2 over all, in float64; not finite if an element is not.
 struct SquareSum {
   int64_t rows = 0;  // numbers
@@ -141,6 +153,7 @@ struct SquareSum {
     int64_t rows = 0;
     const float* x = nullptr;
     double* sum = nullptr;
+    const double* finite = nullptr;  // a number that, where it is not finite, makes the sum NaN; null: none
   };
 };
 
@@ -178,6 +191,7 @@ struct AdamWStep {
   call(Rotary);                      \
   call(Dropout);                     \
   call(CrossEntropyGradient);        \
+  call(LossSums);                    \
   call(SquareSum);                   \
   call(AdamWStep)
 

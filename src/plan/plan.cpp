@@ -204,6 +204,8 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
   plan.problem = p;
   plan.cost = cost_of(p);
 
+  if (p.paged && p.backward)
+    unsupported("the backward pass does not compute a paged cache (block_table); give k and v as they were written, without block_table");
   plan.backend = choose_backend(p);
   if (plan.backend == Backend::kCuda) {
     plan_cuda(p, gpu(p.device_index), plan);

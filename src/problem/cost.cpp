@@ -18,7 +18,9 @@ Cost cost_of(const Problem& p) {
 
   const double element = static_cast<double>(size_of(p.dtype));
   const double rows_q = static_cast<double>(p.nheads) * (p.packed ? static_cast<double>(p.total_q) : entries * static_cast<double>(p.seqlen_q));
-  const double rows_k = static_cast<double>(p.nheads_k) * (p.packed ? static_cast<double>(p.total_k) : entries * static_cast<double>(p.seqlen_k));
+  double rows_k = static_cast<double>(p.nheads_k) * (p.packed ? static_cast<double>(p.total_k) : entries * static_cast<double>(p.seqlen_k));
+  if (p.paged)  // pages that are shared are read once
+    rows_k = std::min(rows_k, static_cast<double>(p.nheads_k) * static_cast<double>(p.pages) * static_cast<double>(p.page_size));
   const double q = rows_q * static_cast<double>(p.headdim) * element, o = rows_q * static_cast<double>(p.headdim_v) * element;
   const double k = rows_k * static_cast<double>(p.headdim) * element, v = rows_k * static_cast<double>(p.headdim_v) * element;
   const double lse = rows_q * (p.dtype == DType::kF64 ? 8.0 : 4.0);

@@ -63,10 +63,13 @@ void check_tensor(const char* name, const fattn_tensor& t, int ndim, const char*
   check_view(name, t, ndim, dimensions, output);
 }
 
-void check_rows(const char* name, const fattn_tensor& t, bool packed, bool output) {
-  const int last = packed ? 2 : 3;
+void check_rows(const char* name, const fattn_tensor& t, bool packed, bool output, bool paged = false) {
+  const int last = packed && !paged ? 2 : 3;
   check_tensor(name, t, last + 1,
-               packed ? "(total, heads, headdim) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen, heads, headdim)", output);
+               paged    ? "(pages, page_size, heads, headdim) of a paged cache (block_table)"
+               : packed ? "(total, heads, headdim) of packed sequences (cu_seqlens_q, cu_seqlens_k)"
+                        : "(batch, seqlen, heads, headdim)",
+               output);
   if (t.shape[last] > 1 && t.strides[last] != 1)
     invalid(text(name, " has the stride ", t.strides[last], " in its last dimension (headdim); it must be 1. Make that dimension contiguous"));
 }
@@ -235,16 +238,16 @@ void set_documents(const fattn_problem& g, Problem& p) {
     invalid(text(has_q ? "document_k" : "document_q", " is absent, and ", has_q ? "document_q" : "document_k",
                  " is not; give the ids of queries and of keys, or neither"));
   p.has_documents = true;
-  const auto stride_of = [&](const TensorRow& row, int64_t seqlen, int64_t total) {
+  const auto stride_of = [&](const TensorRow& row, int64_t seqlen, int64_t total, bool packed) {
     const fattn_tensor& t = g.*row.described;
-    check_beside(row, g, p.packed ? 1 : 2, p.packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)",
-                 p.packed ? Shape{total} : Shape{p.batch, seqlen}, "an id for every row");
+    check_beside(row, g, packed ? 1 : 2, packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)",
+                 packed ? Shape{total} : Shape{p.batch, seqlen}, "an id for every row");
     if (t.shape[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
       invalid(text(row.name, " has the stride ", t.strides[t.ndim - 1], " in its last dimension; it must be 1. Make that dimension contiguous"));
-    return p.packed ? 0 : t.strides[0];
+    return packed ? 0 : t.strides[0];
   };
-  p.document_q_stride = stride_of(row_of("document_q"), p.seqlen_q, p.total_q);
-  p.document_k_stride = stride_of(row_of("document_k"), p.seqlen_k, p.total_k);
+  p.document_q_stride = stride_of(row_of("document_q"), p.seqlen_q, p.total_q, p.packed);
+  p.document_k_stride = stride_of(row_of("document_k"), p.seqlen_k, p.total_k, p.packed && !p.paged);
 }
 
 // What a score depends on beside q and k.
@@ -331,7 +334,12 @@ void set_sequences(const fattn_problem& g, Problem& p) {
     if (most < 0 || most > std::numeric_limits<int32_t>::max())
       invalid(text(name, " is ", most, "; allowed: 0 to 2^31 - 1, the most rows that a packed sequence has"));
   }
-  if (has_q != has_k)
+  if (g.block_table.ndim != 0) {
+    if (has_k)
+      invalid("block_table and cu_seqlens_k are both given; where the keys are says block_table, and seqused_k how many. Leave cu_seqlens_k out");
+    if (has_q && g.seqused_k.ndim == 0)
+      invalid("block_table and cu_seqlens_q are given, and seqused_k is absent; say how many keys each sequence has");
+  } else if (has_q != has_k)
     invalid(text(has_q ? "cu_seqlens_k" : "cu_seqlens_q", " is absent, and ", has_q ? "cu_seqlens_q" : "cu_seqlens_k",
                  " is not; packed sequences need both, the same one twice where queries and keys have the same lengths"));
   p.packed = has_q;
@@ -344,6 +352,36 @@ void check_sequences(const char* name, const fattn_tensor& t, const fattn_tensor
   if (t.shape[0] < 1 || t.shape[0] > std::numeric_limits<int32_t>::max())
     invalid(text(name, " has the shape ", shape_text(t),
                  "; it has batch + 1 elements, where each sequence begins and the last one ends; allowed: 1 to 2^31 - 1"));
+}
+
+// Of k's pages, and how many of them each batch entry has room for.
+void set_pages(const fattn_problem& g, Problem& p) {
+  const fattn_tensor& t = g.block_table;
+  p.pages = g.k.shape[0];
+  p.page_size = g.k.shape[1];
+  if (p.page_size < 1) invalid(text("k has the shape ", shape_text(g.k), ", pages of ", p.page_size, " keys (block_table); a page has at least 1"));
+  check_dtype("block_table", t, FATTN_I32, ", numbers of pages");
+  check_view("block_table", t, 2, "(batch, columns)", false);
+  check_same_device("block_table", t, g.q);
+  check_shape("block_table", t, {p.batch, t.shape[1], 0, 0}, "a row for each batch entry");
+  if (t.shape[1] > 1 && t.strides[1] != 1)
+    invalid(text("block_table has the stride ", t.strides[1], " in its last dimension; it must be 1. Make that dimension contiguous"));
+  constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max();  // lengths are numbers of 32 bits
+  if (t.shape[1] > kMostKeys / p.page_size)
+    invalid(text("block_table has the shape ", shape_text(t), " with pages of ", p.page_size,
+                 " keys, which is room for more than 2^31 - 1 keys of a batch entry; give it fewer columns"));
+  p.seqlen_k = t.shape[1] * p.page_size;
+  p.block_table_stride = t.strides[0];
+  if (__builtin_mul_overflow(p.batch, p.seqlen_k, &p.total_k)) p.total_k = std::numeric_limits<int64_t>::max();
+}
+
+// The strides of a page take the place of those of a batch entry.
+void set_page_strides(Problem& p) {
+  p.k_page_stride = std::exchange(p.k.batch, 0);
+  p.v_page_stride = std::exchange(p.v.batch, 0);
+  if (p.page_size > 1) return;
+  p.k.row = p.k_page_stride;  // pages that follow each other are rows that do
+  p.v.row = p.v_page_stride;
 }
 
 // What the call touches of memory. The tensors are good by now.
@@ -370,9 +408,10 @@ Problem validate(const fattn_problem& g) {
 
   Problem p;
   set_sequences(g, p);
+  p.paged = g.block_table.ndim != 0;
   check_rows("q", g.q, p.packed, false);
-  check_rows("k", g.k, p.packed, false);
-  check_rows("v", g.v, p.packed, false);
+  check_rows("k", g.k, p.packed, false, p.paged);
+  check_rows("v", g.v, p.packed, false, p.paged);
   check_same_dtype("k", g.k, g.q.dtype);
   check_same_dtype("v", g.v, g.q.dtype);
   check_same_device("k", g.k, g.q);
@@ -380,14 +419,16 @@ Problem validate(const fattn_problem& g) {
 
   p.backward = backward;
   p.dtype = static_cast<DType>(g.q.dtype);
-  const int row = p.packed ? 0 : 1;  // the dimension of rows
+  const int row = p.packed ? 0 : 1, key = p.packed && !p.paged ? 0 : 1;  // the dimension of rows
   if (p.packed) {
     check_sequences("cu_seqlens_q", g.cu_seqlens_q, g.q);
+    p.cu_seqlens_q_stride = g.cu_seqlens_q.strides[0];
+    p.total_q = g.q.shape[0];
+  }
+  if (p.packed && !p.paged) {
     check_sequences("cu_seqlens_k", g.cu_seqlens_k, g.q);
     check_shape("cu_seqlens_k", g.cu_seqlens_k, {g.cu_seqlens_q.shape[0], 0, 0, 0}, "as many as cu_seqlens_q");
-    p.cu_seqlens_q_stride = g.cu_seqlens_q.strides[0];
     p.cu_seqlens_k_stride = g.cu_seqlens_k.strides[0];
-    p.total_q = g.q.shape[0];
     p.total_k = g.k.shape[0];
   }
   p.batch = p.packed ? g.cu_seqlens_q.shape[0] - 1 : g.q.shape[0];
@@ -395,8 +436,9 @@ Problem validate(const fattn_problem& g) {
   p.nheads = g.q.shape[row + 1];
   p.headdim = g.q.shape[row + 2];
   p.seqlen_k = p.packed ? g.max_seqlen_k : g.k.shape[1];
-  p.nheads_k = g.k.shape[row + 1];
-  p.headdim_v = g.v.shape[row + 2];
+  p.nheads_k = g.k.shape[key + 1];
+  p.headdim_v = g.v.shape[key + 2];
+  if (p.paged) set_pages(g, p);
   const auto rows_shape = [&](int64_t seqlen, int64_t total, int64_t heads, int64_t headdim) {
     return p.packed ? std::array{total, heads, headdim, int64_t{0}} : std::array{p.batch, seqlen, heads, headdim};
   };
@@ -407,12 +449,18 @@ Problem validate(const fattn_problem& g) {
     invalid(text("batch is ", p.batch, " and nheads ", p.nheads, "; together they must be at most 2^63 - 1; split the batch"));
   if (p.headdim < 1 || p.headdim > kMaxHeaddim) invalid(text("headdim of q is ", p.headdim, "; allowed: 1 to ", kMaxHeaddim));
   if (p.headdim_v < 1 || p.headdim_v > kMaxHeaddim) invalid(text("headdim of v is ", p.headdim_v, "; allowed: 1 to ", kMaxHeaddim));
-  check_shape("k", g.k, rows_shape(p.seqlen_k, p.total_k, p.nheads_k, p.headdim), p.packed ? "from q's headdim" : "from q's batch and headdim");
-  check_shape("v", g.v, rows_shape(p.seqlen_k, p.total_k, p.nheads_k, p.headdim_v),
-              p.packed ? "from k's rows and heads" : "from k's batch, seqlen and heads");
+  const auto keys_shape = [&](int64_t headdim) {
+    return p.paged ? Shape{p.pages, p.page_size, p.nheads_k, headdim} : rows_shape(p.seqlen_k, p.total_k, p.nheads_k, headdim);
+  };
+  check_shape("k", g.k, keys_shape(p.headdim), p.packed || p.paged ? "from q's headdim" : "from q's batch and headdim");
+  check_shape("v", g.v, keys_shape(p.headdim_v),
+              p.paged    ? "from k's pages, page size and heads"
+              : p.packed ? "from k's rows and heads"
+                         : "from k's batch, seqlen and heads");
   p.q = row_strides(g.q);
   p.k = row_strides(g.k);
   p.v = row_strides(g.v);
+  if (p.paged) set_page_strides(p);
 
   check_rows("o", g.o, p.packed, !backward);
   check_same_dtype("o", g.o, g.q.dtype);
@@ -554,18 +602,41 @@ void check_used_keys(const Problem& p, const fattn_buffers& b) {
     }
 }
 
+// How many keys each batch entry has.
+void check_lengths_of_entries(const Problem& p, const fattn_buffers& b) {
+  for (int64_t n = 0; n < p.batch; ++n)
+    if (const Sequence s = sequence_of(p, b, n); s.keys < 0 || s.keys > p.seqlen_k)
+      invalid(text(
+          "seqused_k[", n, "] is ", s.keys, "; allowed: 0 to ",
+          p.paged ? text(p.seqlen_k, ", the keys of ", p.seqlen_k / p.page_size, " pages of ", p.page_size, ", which block_table has columns for")
+                  : text("seqlen_k, ", p.seqlen_k)));
+}
+
+// The pages of the keys that batch entries have.
+void check_pages(const Problem& p, const fattn_buffers& b) {
+  if (p.empty()) return;
+  for (int64_t n = 0; n < p.batch; ++n) {
+    const int32_t* const pages = pages_of(p, b, n);
+    const int64_t keys = sequence_of(p, b, n).keys, used = (keys + p.page_size - 1) / p.page_size;
+    for (int64_t i = 0; i < used; ++i)
+      if (pages[i] < 0 || pages[i] >= p.pages)
+        invalid(text("block_table[", n, ", ", i, "] is ", pages[i], ", of ", keys,
+                     " keys; allowed: ", p.pages == 0 ? "none, as k has no pages" : text("0 to ", p.pages - 1, ", the last page of k")));
+  }
+}
+
 }  // namespace
 
 void validate_host_values(const Problem& p, const fattn_buffers& b) {
   if (p.packed) {
     check_sequence_values('q', p, b, first_query_of, p.seqlen_q, p.total_q);
-    if (p.has_seqused_k) return check_used_keys(p, b);
-    check_sequence_values('k', p, b, first_key_of, p.seqlen_k, p.total_k);
+    if (!p.paged) {
+      if (p.has_seqused_k) return check_used_keys(p, b);
+      check_sequence_values('k', p, b, first_key_of, p.seqlen_k, p.total_k);
+    }
   }
-  if (!p.uses_lengths()) return;
-  for (int64_t n = 0; n < p.batch; ++n)
-    if (const Sequence s = sequence_of(p, b, n); s.keys < 0 || s.keys > s.seqlen_k)
-      invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to seqlen_k, ", s.seqlen_k));
+  if (p.uses_lengths()) check_lengths_of_entries(p, b);
+  if (p.paged) check_pages(p, b);
 }
 
 }  // namespace fattn::core

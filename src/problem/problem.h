@@ -35,7 +35,12 @@ struct Problem {
   DType dtype = DType::kF32;
   // Of packed sequences batch is their number, seqlen_q and seqlen_k are the most that one has, and strides between batch entries are 0.
   bool packed = false;
-  int64_t total_q = 0, total_k = 0;  // rows of packed tensors
+  // Of a paged cache seqlen_k is what the table has room for, and k and v have strides of a page instead of a batch entry: those between entries are
+  // 0.
+  bool paged = false;
+  int64_t page_size = 0, pages = 0;  // keys of a page, and pages of k and v
+  int64_t k_page_stride = 0, v_page_stride = 0, block_table_stride = 0;
+  int64_t total_q = 0, total_k = 0;  // rows of packed tensors; total_k of a paged cache: of all tables
   int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, nheads = 0, nheads_k = 0, headdim = 0, headdim_v = 0;
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit. As mask() wants them: what a limit of 0 or causal say already is said once
@@ -125,12 +130,19 @@ inline Sequence sequence_of(const Problem& p, const fattn_buffers& b, int64_t n)
   if (p.packed) {
     s.q_begin = first_query_of(p, b, n);
     s.seqlen_q = first_query_of(p, b, n + 1) - s.q_begin;
+  }
+  if (p.packed && !p.paged) {
     s.k_begin = first_key_of(p, b, n);
     if (!p.has_seqused_k) s.keys = s.seqlen_k = first_key_of(p, b, n + 1) - s.k_begin;
   }
   if (p.has_seqused_k) s.keys = static_cast<const int32_t*>(b.seqused_k)[n * p.seqused_k_stride];
   if (p.packed) s.seqlen_k = s.keys;
   return s;
+}
+
+// The pages of a batch entry's keys.
+inline const int32_t* pages_of(const Problem& p, const fattn_buffers& b, int64_t n) {
+  return static_cast<const int32_t*>(b.block_table) + n * p.block_table_stride;
 }
 
 // Rows of packed tensors from this one on belong to no sequence; of keys with seqused_k any may.

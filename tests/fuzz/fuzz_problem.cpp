@@ -196,6 +196,14 @@ fattn_problem problem(Bytes& in) {
   p.check = in.mostly<int32_t>(in.byte() % 3);
   p.reserved = in.mostly<uint32_t>(0);
   if (in.byte() % 4 == 3) p.status = tensor(in, FATTN_I32, {2});
+  if (in.byte() % 4 == 3) {  // as many pages as keys have room in, of one key to three
+    const int64_t page_size = 1 + in.byte() % 3, pages = batch * seqlen_k / page_size;
+    p.k = tensor(in, dtype, {pages, page_size, nheads_k, headdim});
+    p.v = tensor(in, dtype, {pages, page_size, nheads_k, headdim_v});
+    p.block_table = tensor(in, FATTN_I32, {batch, in.byte() % 5});
+    if (in.byte() % 4 < 3) p.cu_seqlens_k = {}, p.pass = FATTN_FORWARD;
+    if (packed && in.byte() % 4 < 3) p.seqused_k = tensor(in, FATTN_I32, {batch});
+  }
   return p;
 }
 
@@ -249,15 +257,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           &p.document_k,
                           &p.status,
                           &p.sinks,
-                          &p.dsinks})
+                          &p.dsinks,
+                          &p.block_table})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
-  const bool packed = p.cu_seqlens_q.ndim == 1;
+  const bool packed = p.cu_seqlens_q.ndim == 1, paged = p.block_table.ndim == 2;
   const auto number = [](const fattn_tensor& t, int64_t n) -> int32_t& { return static_cast<int32_t*>(t.data)[n * t.strides[0]]; };
   bool lengths_fit = true;
   for (const auto& [first, rows, most] :
        {Sequences{&p.cu_seqlens_q, p.q.shape[0], p.max_seqlen_q}, Sequences{&p.cu_seqlens_k, p.k.shape[0], p.max_seqlen_k}}) {
     if (!packed) break;
+    if (first->ndim == 0) continue;
     for (int64_t n = 0; n < first->shape[0]; ++n) {
       const int64_t before = n == 0 ? 0 : number(*first, n - 1);
       if (in.byte() % 16 < 15) number(*first, n) = static_cast<int32_t>(n == 0 ? 0 : before + in.byte() % (most % 16 + 1));
@@ -268,11 +278,26 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   if (p.seqused_k.ndim == 1 && lengths_fit && (packed || p.q.shape[1] > 0)) {
-    const auto keys_of = [&](int64_t n) { return packed ? int64_t{number(p.cu_seqlens_k, n + 1)} - number(p.cu_seqlens_k, n) : p.k.shape[1]; };
+    const auto keys_of = [&](int64_t n) {
+      if (paged) return p.block_table.shape[1] * p.k.shape[1];
+      return packed ? int64_t{number(p.cu_seqlens_k, n + 1)} - number(p.cu_seqlens_k, n) : p.k.shape[1];
+    };
     for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n)
       if (in.byte() % 8 < 7) number(p.seqused_k, n) = static_cast<int32_t>(in.byte() % (keys_of(n) + 1));
     for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n)
       lengths_fit = lengths_fit && number(p.seqused_k, n) >= 0 && number(p.seqused_k, n) <= keys_of(n);
+  }
+  const bool has_queries = packed ? p.q.shape[0] > 0 : p.q.shape[0] > 0 && p.q.shape[1] > 0;
+  if (paged && lengths_fit && has_queries) {
+    const auto page = [&](int64_t n, int64_t i) -> int32_t& { return static_cast<int32_t*>(p.block_table.data)[n * p.block_table.strides[0] + i]; };
+    const int64_t columns = p.block_table.shape[1];
+    for (int64_t n = 0; n < p.block_table.shape[0]; ++n)
+      for (int64_t i = 0; i < columns; ++i)
+        if (in.byte() % 16 < 15 && p.k.shape[0] > 0) page(n, i) = static_cast<int32_t>(in.byte() % p.k.shape[0]);
+    for (int64_t n = 0; n < p.block_table.shape[0]; ++n) {
+      const int64_t keys = p.seqused_k.ndim == 1 ? int64_t{number(p.seqused_k, n)} : columns * p.k.shape[1];
+      for (int64_t i = 0; i * p.k.shape[1] < keys; ++i) lengths_fit = lengths_fit && page(n, i) >= 0 && page(n, i) < p.k.shape[0];
+    }
   }
   require(fattn_execute(&p) == (lengths_fit ? FATTN_OK : FATTN_ERROR_INVALID_ARGUMENT));
   return 0;

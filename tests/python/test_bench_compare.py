@@ -95,6 +95,34 @@ def test_options_are_checked_timed_and_repeated(fattn, options):
     assert sum(key in forward for key in kept[:-2]) >= 1
 
 
+@pytest.mark.parametrize("options", [[], ["--seqused-k", "5", "--causal", "--mask", "keys"]], ids=" ".join)
+def test_a_paged_cache_is_checked_timed_and_repeated(fattn, options):
+    flags = [*TINY, "--backend", "cpu", "--batch", "2", "--nheads-k", "1", "--seqlen-k", "48", "--page-size", "16", "--no-grad", *options]
+    record = fattn.json("bench", *flags)
+    (row,) = record["rows"]
+    assert row["status"] == "ok" and row["page_size"] == 16 and {c["tensor"] for c in row["checks"]} == {"o", "lse"}
+    again = fattn.json("bench", *record["flags"])
+    assert again["flags"] == record["flags"] and again["rows"][0]["page_size"] == 16
+
+
+def test_a_large_paged_cache_is_checked_in_samples(fattn):
+    flags = ["--seqlen", "1504", "--nheads", "6", "--nheads-k", "2", "--batch", "2", "--repeats", "1", "--min-time", "0", "--warmup", "0", "--page-size", "16", "--no-grad"]
+    (row,) = fattn.json("bench", *flags)["rows"]
+    assert all(check["pass"] for check in row["checks"])
+    assert {check["tensor"] for check in row["checks"] if check["where"].startswith("smaller problem B2 ")} == {"o", "lse"}
+    assert any(check["where"].startswith("batch ") for check in row["checks"])
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--page-size", "16"], "a paged cache is of the forward pass; add --no-grad"),
+    (["--page-size", "7", "--no-grad"], "7 does not divide the keys, 64; give --seqlen-k a multiple of it"),
+    (["--page-size", "16", "--no-grad", "--documents", "2"], "it is measured without --packed and --documents"),
+])
+def test_pages_that_do_not_fit_are_refused(fattn, options, words):
+    refused = fattn("bench", "--seqlen", "64", *options, status=2)
+    assert words in " ".join(refused.stderr.split())
+
+
 @pytest.mark.parametrize("options", [OPTIONS[i] for i in (0, 5, 6, -1)], ids=" ".join)
 def test_options_of_large_problems_are_checked_in_samples(fattn, options):
     flags = ["--seqlen", "1500", "--nheads", "6", "--nheads-k", "2", "--batch", "2", "--repeats", "1", "--min-time", "0", "--warmup", "0", *options]

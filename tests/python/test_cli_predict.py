@@ -82,6 +82,13 @@ def test_against_a_record(fattn, env, measured, tmp_path):
         assert row["error_fraction"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
         assert scores[row["pass"]]["mean_absolute_error_fraction"] == pytest.approx(abs(row["error_fraction"]))
         assert scores[row["pass"]]["memory_exact"] == scores[row["pass"]]["memory_count"] == 1
+    of_gpu = json.loads(bench.read_text())
+    for row in of_gpu["rows"]:
+        row["device"] = "cuda:0"
+    bench.write_text(json.dumps(of_gpu))
+    assert "cuda" in fattn.refuses("predict", "--against", bench, env=env | {"FATTN_CUDA_DRIVER": "/nonexistent"}), "the record's own device"
+    fattn.json("predict", "--against", bench, "--device", "cpu", env=env)
+    bench.write_text(json.dumps(measured))
     spoiled = json.loads(bench.read_text())
     spoiled["environment"]["cpu"]["model"] = "Another <script>"
     bench.write_text(json.dumps(spoiled))

@@ -408,3 +408,32 @@ def test_interrupted(fattn, tmp_path, number, status):
     process.communicate()
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
     assert pathlib.Path(tmp_path / "out").read_text() == "old"
+
+
+def test_a_paged_cache(fattn, tmp_path):
+    """The same bits as from keys side by side, in both layouts; what does not fit is refused."""
+    rng = np.random.default_rng(5)
+    plain = inputs(rng, seqlen_k=12, gradient=False) | {"seqused_k": np.array([11, 4], np.int32)}
+    table = np.array([[3, 0, 5], [1, -1, -1]], np.int32)
+    paged = plain | {"block_table": table}
+    for name in ("k", "v"):
+        pages = np.full((6, 4, *plain[name].shape[2:]), np.nan, np.float32)
+        for b, n in enumerate(plain["seqused_k"]):
+            for j in range(n):
+                pages[table[b, j // 4], j % 4] = plain[name][b, j]
+        paged[name] = pages
+    results = []
+    for tensors, *flags in ((plain,), (paged,), ({name: np.ascontiguousarray(x.swapaxes(1, 2)) if name in "qkv" else x for name, x in paged.items()}, "--layout", "bhsd")):
+        safetensors.numpy.save_file(tensors, tmp_path / "in.safetensors")
+        fattn("run", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--causal", "--verify", *flags)
+        o = safetensors.numpy.load_file(tmp_path / "out.safetensors")["o"]
+        results.append(o.swapaxes(1, 2) if flags else o)
+    assert all(np.array_equal(o, results[0]) for o in results[1:])
+    for spoilt, words in (
+        ({"block_table": table - 1}, "block_table[0, 1] is -1, of 11 keys; allowed: 0 to 5, the last page of k"),
+        ({"block_table": table[:, :1]}, "seqused_k[0] is 11; allowed: 0 to 4, the keys of 1 pages of 4"),
+        ({"do": plain["q"]}, "the backward pass does not compute a paged cache"),
+    ):
+        safetensors.numpy.save_file({name: np.ascontiguousarray(x) for name, x in (paged | spoilt).items()}, tmp_path / "in.safetensors")
+        refused = fattn("run", tmp_path / "in.safetensors", tmp_path / "bad.safetensors", status=2)
+        assert words in " ".join(refused.stderr.split()), refused.stderr

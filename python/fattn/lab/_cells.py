@@ -15,7 +15,7 @@ AXES = {"seqlen": ("seqlen_q",), "batch": ("batch",), "nheads": ("nheads",), "he
 PASSES = ("fwd", "bwd", "fwdbwd")
 _SIZES = ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v")
 _OPTIONS = ("window_left", "window_right", "softcap", "p_dropout", "alibi", "bias", "bias_dtype", "dbias", "mask", "least_seqused_k", "least_packed",
-            "documents")
+            "documents", "page_size")
 _ALIKE = ("dtype", "causal", *_OPTIONS)  # of all rows of a figure
 _NAN = math.nan
 

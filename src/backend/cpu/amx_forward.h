@@ -53,11 +53,11 @@ struct TileKeys {
 
 struct ForwardLayout {
   int64_t tiles, units, depth, groups, values;  // query tiles; units of a block; d tiles of Q and K; groups of 4 d tiles of V, d tiles in them
-  int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, calm, keys, mask_words, dropout_words;  // offsets
-  int64_t squares, wild_values, codes, marks, coded, bytes;                                             // likewise
+  int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, calm, keys, mask_words, dropout_words, paged;  // offsets
+  int64_t squares, wild_values, codes, marks, coded, bytes;                                                    // likewise
 
   // inputs: scores depend on more than q k, or weights are dropped.
-  ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
+  ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs, bool in_pages) {
     tiles = ceil_div(max_of(rows, 1), kLanes);
     units = ceil_div(max_of(block_k, 1), kUnit);
     depth = ceil_div(headdim, kTileDepth);
@@ -84,6 +84,7 @@ struct ForwardLayout {
     codes = take(units * values * kTileBytes);
     marks = take(units * static_cast<int64_t>(sizeof(uint32_t)));
     coded = take(units * values);
+    paged = take(in_pages ? kUnit * vec::copy_stride(max_of(headdim, headdim_v)) * static_cast<int64_t>(sizeof(uint16_t)) : 0);
   }
 
   int64_t step() const { return groups == 1 ? 2 : 4; }  // units of a step: accumulators that do not stay in tiles want longer ones
@@ -185,7 +186,8 @@ class Forward {
       : t_(task),
         options_(task),
         hides_(kOptions && options_.hides),
-        at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v, kOptions && options_.has_inputs()),
+        at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v, kOptions && options_.has_inputs(),
+            task.pages.table != nullptr),
         scratch_(static_cast<char*>(task.scratch)) {
     log2_scale_ = options_.scale * kLog2E;  // a negative scale flips the signs of Q instead
     exponent_ = (kOptions ? options_.left() : options_.scale) * kLog2E;
@@ -326,23 +328,26 @@ class Forward {
 
   // Of the block at `key` what tiles compute.
   void load_keys(int64_t key, const TileKeys& all) {
-    const uint16_t* k = static_cast<const uint16_t*>(t_.k) + key * t_.k_stride;
-    const uint16_t* v = static_cast<const uint16_t*>(t_.v) + key * t_.v_stride;
+    const auto k = vec::KeyRows<uint16_t>::keys(t_), v = vec::KeyRows<uint16_t>::values(t_);
+    uint16_t* const paged = reinterpret_cast<uint16_t*>(scratch_ + at_.paged);
     __m512 squares = _mm512_setzero_ps();
     bool finite = true;
     __m512i magnitude = _mm512_setzero_si512();
     for (int64_t unit = all.begin; unit < all.end; ++unit) {
       for (int64_t half = 0; half < 2; ++half) {
         const int64_t at = unit * kUnit + half * kLanes;
-        const __m512 x =
-            pack_rows(k + at * t_.k_stride, t_.k_stride, block_keys_ - at, t_.headdim, scratch_ + at_.k + (unit * 2 + half) * at_.depth * kTileBytes);
+        const int64_t rows = min_of(kLanes, block_keys_ - at);
+        const vec::Rows<uint16_t> from = k.side_by_side(key + at, rows, t_.headdim, paged);
+        const __m512 x = pack_rows(from.data, from.stride, rows, t_.headdim, scratch_ + at_.k + (unit * 2 + half) * at_.depth * kTileBytes);
         finite &= _mm512_cmp_ps_mask(x, _mm512_set1_ps(kFiniteSquares), _CMP_NLE_UQ) == 0;
         _mm512_store_ps(key_squares(unit) + half * kLanes, x);
         squares = _mm512_max_ps(squares, x);
       }
       const int64_t at = unit * kUnit;
-      magnitude = _mm512_max_epu16(magnitude, pack_transposed_rows(v + at * t_.v_stride, t_.v_stride, block_keys_ - at, t_.headdim_v,
-                                                                   scratch_ + at_.v + unit * value_stride()));
+      const int64_t rows = min_of(kUnit, block_keys_ - at);
+      const vec::Rows<uint16_t> from = v.side_by_side(key + at, rows, t_.headdim_v, paged);
+      magnitude =
+          _mm512_max_epu16(magnitude, pack_transposed_rows(from.data, from.stride, rows, t_.headdim_v, scratch_ + at_.v + unit * value_stride()));
     }
     key_norm_ = finite ? largest_norm(squares) : __builtin_inff();
     value_bits_ = largest_epu16(magnitude);
@@ -867,7 +872,7 @@ class Forward {
 };
 
 static size_t forward_scratch_bytes(const KernelShape& shape) {
-  return static_cast<size_t>(ForwardLayout(shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs).bytes);
+  return static_cast<size_t>(ForwardLayout(shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs, shape.paged).bytes);
 }
 
 static void forward_bf16(const ForwardTask& task) {

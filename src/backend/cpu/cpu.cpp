@@ -62,7 +62,8 @@ Workspace lay_out(const Plan& plan) {
                           static_cast<int>(p.headdim),
                           static_cast<int>(p.headdim_v),
                           c.heads,
-                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents};
+                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents,
+                          p.paged};
   Workspace w;
   WorkspaceLayout layout;
   size_t scratch = 0;
@@ -154,6 +155,7 @@ struct Call {
     if (p.has_sinks) in.sink = sink_of(h);
     return in;
   }
+  KeyPages pages(int64_t n) const { return p.paged ? KeyPages{pages_of(p, b, n), p.page_size, p.k_page_stride, p.v_page_stride} : KeyPages{}; }
   // Of a query head; null: none.
   const float* sink_of(int64_t h) const { return p.has_sinks ? static_cast<const float*>(b.sinks) + h * p.sinks_stride : nullptr; }
 };
@@ -199,6 +201,7 @@ void forward(const Call& call) {
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
+    t.pages = call.pages(n);
     t.inputs = call.inputs(n, h, s);
     t.scratch = call.scratch(worker);
     call.kernels.forward(call.dtype, t);
@@ -285,6 +288,7 @@ void decode(const Call& call) {
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
+    t.pages = call.pages(n);
     t.inputs = call.inputs(n, hk * p.group(), s);
     t.max = call.floats(call.w.largest) + part;
     t.sum = call.floats(call.w.sum) + part;

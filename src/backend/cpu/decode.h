@@ -5,6 +5,7 @@
 
 #include "backend/cpu/decode_tiles.h"
 #include "backend/cpu/nonfinite.h"
+#include "backend/cpu/pages.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -23,8 +24,9 @@ struct DecodeScratch {
   // Where V holds an Inf or NaN at a pair that is hidden (nonfinite.h): V in two parts [kDecodeBlock][headdim_v], of the tensors' dtype; the kinds of
   // pairs [rows][kDecodeBlock] and sums of codes [rows][width_v].
   float *finite, *codes, *kinds, *sums;
+  float *paged_k, *paged_v;  // of the tensors' dtype: rows of K and V that lie in several pages
 
-  size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v) {
+  size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v, bool paged) {
     Scratch s{base};
     width = round_up(headdim, kStep<Ops>);
     width_v = round_up(headdim_v, kStep<Ops>);
@@ -38,6 +40,8 @@ struct DecodeScratch {
     codes = s.take<float>(kDecodeBlock * headdim_v);
     kinds = s.take<float>(rows * kDecodeBlock);
     sums = s.take<float>(rows * width_v);
+    paged_k = s.take<float>(paged ? kLanes * copy_stride(headdim) : 0);
+    paged_v = s.take<float>(paged ? kDecodeBlock * copy_stride(headdim_v) : 0);
     return s.used;
   }
 };
@@ -45,15 +49,16 @@ struct DecodeScratch {
 // One key head of a task.
 template <class T, class Ops>
 struct DecodeHead {
-  const T *q, *k, *v;
+  const T* q;
+  KeyRows<T> k, v;
   float *max, *sum, *part;  // in the workspace: partial results
   typename Ops::Element* scratch_q;
   float *acc, *scores;
 
   DecodeHead(const DecodeTask& task, const DecodeScratch<Ops>& s, int64_t h)
       : q(static_cast<const T*>(task.q) + h * task.q_group_stride),
-        k(static_cast<const T*>(task.k) + h * task.k_head_stride),
-        v(static_cast<const T*>(task.v) + h * task.v_head_stride),
+        k(KeyRows<T>::keys(task, h * task.k_head_stride)),
+        v(KeyRows<T>::values(task, h * task.v_head_stride)),
         max(task.max + h * task.part_stride * task.rows),
         sum(task.sum + h * task.part_stride * task.rows),
         part(task.acc + h * task.part_stride * task.rows * task.headdim_v),
@@ -122,16 +127,17 @@ static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t k
 // Scores of the keys [key0, key0 + keys), kLanes at a time.
 template <class T, class Ops>
 void block_scores(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
-                  NextRows& next) {
+                  NextKeys<T>& next) {
   const F32 hidden = set1(minus_infinity());
   for (int64_t j = 0; j < keys; j += kLanes) {
     const int64_t n = keys - j < kLanes ? keys - j : kLanes;
-    const T* k = head.k + (key0 + j) * task.k_stride;
+    const Rows<T> k = head.k.side_by_side(key0 + j, n, task.headdim, reinterpret_cast<T*>(s.paged_k));
+    next.refill();
     if (n == kLanes && task.headdim == s.width)
-      score_keys<Ops>(head.scratch_q, task.rows, k, task.k_stride, s.width, head.scores + j, next);
+      score_keys<Ops>(head.scratch_q, task.rows, k.data, k.stride, s.width, head.scores + j, next.rows);
     else  // rows beyond the last key are 0, their scores are hidden below
-      score_keys<Ops>(head.scratch_q, task.rows, copied(Ops{}, k, task.k_stride, n, task.headdim, kLanes, s.width, s.k), s.width, s.width,
-                      head.scores + j, next);
+      score_keys<Ops>(head.scratch_q, task.rows, copied(Ops{}, k.data, k.stride, n, task.headdim, kLanes, s.width, s.k), s.width, s.width,
+                      head.scores + j, next.rows);
     if (task.softcap > 0) {
       const CappedScore score(Scale(task.scale).magnitude, task.softcap);
       for (int64_t r = 0; r < task.rows; ++r) {
@@ -255,14 +261,15 @@ FATTN_INLINE void add_nonfinite_columns(const T* v, int64_t stride, int64_t n, i
 
 // acc += P times what is not finite in V, of pairs that count, row by row. For few rows, which are not worth codes.
 template <class T, class Ops>
-__attribute__((noinline)) void add_nonfinite_rows(const DecodeTask& task, const DecodeScratch<Ops>& s, const T* v, int64_t n, const float* p,
-                                                  float* acc) {
+__attribute__((noinline)) void add_nonfinite_rows(const DecodeTask& task, const DecodeScratch<Ops>& s, const Rows<T>& values, int64_t n,
+                                                  const float* p, float* acc) {
+  const T* const v = values.data;
   for (int64_t r = 0; r < task.rows; ++r) {
     const float *weights = p + r * kDecodeBlock, *kinds = s.kinds + r * kDecodeBlock;
     float* const to = acc + r * s.width_v;
     int64_t d = 0;
-    for (; d + 4 * kLanes <= task.headdim_v; d += 4 * kLanes) add_nonfinite_columns<4>(v + d, task.v_stride, n, 0, weights, kinds, to + d);
-    for (; d < task.headdim_v; d += kLanes) add_nonfinite_columns<1>(v + d, task.v_stride, n, task.headdim_v - d, weights, kinds, to + d);
+    for (; d + 4 * kLanes <= task.headdim_v; d += 4 * kLanes) add_nonfinite_columns<4>(v + d, values.stride, n, 0, weights, kinds, to + d);
+    for (; d < task.headdim_v; d += kLanes) add_nonfinite_columns<1>(v + d, values.stride, n, task.headdim_v - d, weights, kinds, to + d);
   }
 }
 
@@ -279,40 +286,14 @@ static inline bool all_nan_values(const float* x, int64_t n) {
 // mask hide a pair, an Inf or NaN is left out of V and added afterwards.
 template <class T, class Ops>
 void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
-                  NextRows& next) {
+                  NextKeys<T>& next) {
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
   const int64_t end = in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
   const int64_t seen = begin < end ? begin : end, n = end - seen;  // keys [seen, end) are seen by every row
-  const T* v = head.v + (key0 + seen) * task.v_stride;
   const bool may_hide = hides(task.inputs) || task.inputs.document_q;
-  const auto add_to = [&](float* to, const float* p, const T* values, int64_t stride, auto finite) {
-    constexpr bool kFinite = decltype(finite)::value;
-    const auto* weights = weights_of(Ops{}, p, task.rows, n, s.weights);
-    if (task.headdim_v == s.width_v)
-      add_values<Ops, kFinite>(weights, task.rows, values, stride, n, to, s.width_v, next);
-    else
-      add_values<Ops, kFinite>(weights, task.rows, copied(Ops{}, values, stride, n, task.headdim_v, n, s.width_v, s.v), s.width_v, n, to, s.width_v,
-                               next);
-  };
-  float counts[kDecodeBlock];
-  const int64_t all = task.rows * s.width_v;
-  if (!may_hide || !any_nonfinite(v, task.v_stride, n, task.headdim_v) ||
-      !kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, s.kinds, counts)) {
-    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<false>{});
-  } else if (!all_nan_values(head.acc, all)) {
-    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<true>{});
-    const bool some_seen = any_nonfinite_seen(v, task.v_stride, n, task.headdim_v, counts);
-    if (some_seen && task.rows <= kFewRows) {
-      add_nonfinite_rows<T, Ops>(task, s, v, n, head.scores + seen, head.acc);
-    } else if (some_seen) {
-      split_nonfinite(v, task.v_stride, n, task.headdim_v, false, reinterpret_cast<T*>(s.finite), reinterpret_cast<T*>(s.codes));
-      for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
-      add_to(s.sums, s.kinds, reinterpret_cast<const T*>(s.codes), task.headdim_v, Flag<false>{});
-      for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);
-    }
-  }
   const auto add_by_row = [&](int64_t from, int64_t to) {
-    for (int64_t j = from; j < to; ++j)
+    for (int64_t j = from; j < to; ++j) {
+      const T* const values = head.v.at(key0 + j);
       for (int64_t r = 0; r < task.rows; ++r) {
         const int64_t query = r % task.seqlen_q;
         if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
@@ -320,36 +301,80 @@ void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const Dec
         const F32 p = set1(head.scores[r * kDecodeBlock + j]);
         for (int64_t d = 0; d < s.width_v; d += kLanes) {
           float* acc = head.acc + r * s.width_v + d;
-          store(acc, fma(p, load_n(head.v + (key0 + j) * task.v_stride + d, task.headdim_v - d), load(acc)));
+          store(acc, fma(p, load_n(values + d, task.headdim_v - d), load(acc)));
         }
       }
+    }
   };
-  add_by_row(0, seen);
-  add_by_row(end, keys);
+  const auto add_edges = [&] {
+    add_by_row(0, seen);
+    add_by_row(end, keys);
+  };
+  // Of `count` keys, whose weights begin at p.
+  const auto add_some = [&](float* to, const float* p, const T* values, int64_t stride, int64_t count, auto finite) {
+    constexpr bool kFinite = decltype(finite)::value;
+    const auto* weights = weights_of(Ops{}, p, task.rows, count, s.weights);
+    next.refill();
+    if (task.headdim_v == s.width_v)
+      add_values<Ops, kFinite>(weights, task.rows, values, stride, count, to, s.width_v, next.rows);
+    else
+      add_values<Ops, kFinite>(weights, task.rows, copied(Ops{}, values, stride, count, task.headdim_v, count, s.width_v, s.v), s.width_v, count, to,
+                               s.width_v, next.rows);
+  };
+  if (!may_hide && head.v.in_long_runs(key0 + seen)) {  // page by page, which sums in the same order
+    for (int64_t j = 0, count = 0; j < n; j += count) {
+      count = head.v.run(key0 + seen + j, n - j);
+      add_some(head.acc, head.scores + seen + j, head.v.at(key0 + seen + j), task.v_stride, count, Flag<false>{});
+    }
+    return add_edges();
+  }
+  const Rows<T> side_by_side = head.v.side_by_side(key0 + seen, n, task.headdim_v, reinterpret_cast<T*>(s.paged_v));
+  const T* const v = side_by_side.data;
+  const int64_t stride = side_by_side.stride;
+  const auto add_to = [&](float* to, const float* p, const T* values, int64_t values_stride, auto finite) {
+    add_some(to, p, values, values_stride, n, finite);
+  };
+  float counts[kDecodeBlock];
+  const int64_t all = task.rows * s.width_v;
+  if (!may_hide || !any_nonfinite(v, stride, n, task.headdim_v) || !kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, s.kinds, counts)) {
+    add_to(head.acc, head.scores + seen, v, stride, Flag<false>{});
+  } else if (!all_nan_values(head.acc, all)) {
+    add_to(head.acc, head.scores + seen, v, stride, Flag<true>{});
+    const bool some_seen = any_nonfinite_seen(v, stride, n, task.headdim_v, counts);
+    if (some_seen && task.rows <= kFewRows) {
+      add_nonfinite_rows<T, Ops>(task, s, side_by_side, n, head.scores + seen, head.acc);
+    } else if (some_seen) {
+      split_nonfinite(v, stride, n, task.headdim_v, false, reinterpret_cast<T*>(s.finite), reinterpret_cast<T*>(s.codes));
+      for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
+      add_to(s.sums, s.kinds, reinterpret_cast<const T*>(s.codes), task.headdim_v, Flag<false>{});
+      for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);
+    }
+  }
+  add_edges();
 }
 
 template <class T, class Ops>
 void decode_task(const DecodeTask& task) {
   DecodeScratch<Ops> s;
-  s.lay_out(static_cast<char*>(task.scratch), task.heads, task.rows, task.headdim, task.headdim_v);
+  s.lay_out(static_cast<char*>(task.scratch), task.heads, task.rows, task.headdim, task.headdim_v, task.pages.table != nullptr);
   const IdRange ids = task.inputs.document_q ? ids_of(task.inputs.document_q, 0, task.seqlen_q) : IdRange{};
   const auto keys_from = [&](int64_t key) { return task.key_end - key < kDecodeBlock ? task.key_end - key : kDecodeBlock; };
   // Of K or V, the rows of all heads.
-  const auto rows_of = [&](const void* from, int64_t stride, int64_t head_stride, int headdim, int64_t key) {
-    return NextRows(static_cast<const T*>(from) + key * stride, stride, keys_from(key), (task.heads - 1) * head_stride + headdim);
+  const auto rows_of = [&](const KeyRows<T>& from, int64_t head_stride, int headdim, int64_t key) {
+    return NextKeys<T>(from, key, keys_from(key), (task.heads - 1) * head_stride + headdim);
   };
   for (int64_t h = 0; h < task.heads; ++h) begin_decode(task, s, DecodeHead<T, Ops>(task, s, h));
   for (int64_t key0 = task.key_begin; key0 < task.key_end; key0 += kDecodeBlock) {
     const int64_t keys = keys_from(key0);
     if (task.inputs.document_q && !may_meet(ids, ids_of(task.inputs.document_k, key0, key0 + keys))) continue;
-    NextRows next_v = rows_of(task.v, task.v_stride, task.v_head_stride, task.headdim_v, key0);
+    NextKeys<T> next_v = rows_of(KeyRows<T>::values(task), task.v_head_stride, task.headdim_v, key0);
     for (int64_t h = 0; h < task.heads; ++h) {
       const DecodeHead<T, Ops> head(task, s, h);
       block_scores(task, s, head, h, key0, keys, next_v);
       block_softmax(task, s, head, keys);
       if (task.inputs.dropout_below > 0) drop_row_weights(task, h, key0, head.scores);
     }
-    NextRows next_k = rows_of(task.k, task.k_stride, task.k_head_stride, task.headdim, key0 + keys);
+    NextKeys<T> next_k = rows_of(KeyRows<T>::keys(task), task.k_head_stride, task.headdim, key0 + keys);
     for (int64_t h = 0; h < task.heads; ++h) block_values(task, s, DecodeHead<T, Ops>(task, s, h), h, key0, keys, next_k);
   }
   for (int64_t h = 0; h < task.heads; ++h) {
@@ -363,7 +388,7 @@ void decode_task(const DecodeTask& task) {
 template <class Ops>
 size_t decode_scratch_bytes(const KernelShape& shape) {
   DecodeScratch<Ops> s;
-  return s.lay_out(nullptr, shape.heads, shape.rows, shape.headdim, shape.headdim_v);
+  return s.lay_out(nullptr, shape.heads, shape.rows, shape.headdim, shape.headdim_v, shape.paged);
 }
 
 }  // namespace fattn::core::FATTN_ISA

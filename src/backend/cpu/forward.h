@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cpu/nonfinite.h"
+#include "backend/cpu/pages.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -26,13 +27,14 @@ struct ForwardScratch {
   // Where V holds an Inf or NaN at a pair that a mask hides: V in two parts (nonfinite.h), as T and where they need a buffer, and of a panel what is
   // hidden, the kinds of pairs, and sums of codes.
   T *finite_rows, *code_rows;
+  T *paged_k, *paged_v;  // rows of a block that lie in several pages
   Element *finite, *codes, *kinds;
   float *hidden, *sums;
   uint32_t* marks;  // of codes
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.
-  size_t lay_out(char* base, int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
+  size_t lay_out(char* base, int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs, bool paged) {
     Scratch s{base};
     const int64_t n = (rows + kTile - 1) / kTile;
     for (int64_t t = 0; t < n && t < kMaxTiles; ++t) {
@@ -54,6 +56,8 @@ struct ForwardScratch {
     hidden = s.take<float>(block_k * kPanel);
     sums = s.take<float>(headdim_v * kPanel);
     marks = s.take<uint32_t>(elements<Ops>(block_k));
+    paged_k = s.take<T>(paged ? block_k * copy_stride(headdim) : 0);
+    paged_v = s.take<T>(paged ? block_k * copy_stride(headdim_v) : 0);
     return s.used;
   }
 };
@@ -282,7 +286,8 @@ template <class T, class Ops>
 void forward_task(const ForwardTask& task) {
   ForwardScratch<T, Ops> scratch;
   const int64_t rows = task.row_end - task.row_begin;
-  scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs));
+  scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs),
+                  task.pages.table != nullptr);
   const int64_t tiles = (rows + kTile - 1) / kTile;
 
   const Scale scale(task.scale);
@@ -315,29 +320,32 @@ void forward_task(const ForwardTask& task) {
       tile_ids[t] = ids_of(row_ids, row0, task.row_end - row0 < kTile ? task.row_end : row0 + kTile);
     }
   }
+  const KeyRows<T> all_k = KeyRows<T>::keys(task), all_v = KeyRows<T>::values(task);
   const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1, part_unit = unit > 1 ? unit : Ops::kPair;
   for (int64_t key0 = first_key / unit * unit; key0 < keys; key0 += task.block_k) {
     const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
     const IdRange block_ids = row_ids ? ids_of(key_ids, key0, key0 + block) : IdRange{};
     if (row_ids && !may_meet(ids, block_ids)) continue;
-    const T* k_rows = static_cast<const T*>(task.k) + key0 * task.k_stride;
-    const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
-    const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k, kInPlace);
-    const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v, kInPlace);
-    NextRows next_k, next_v;
+    const Rows<T> k_of_block = all_k.side_by_side(key0, block, task.headdim, scratch.paged_k),
+                  v_of_block = all_v.side_by_side(key0, block, task.headdim_v, scratch.paged_v);
+    const T *const k_rows = k_of_block.data, *const v_rows = v_of_block.data;
+    const int64_t k_stride = k_of_block.stride, v_stride = v_of_block.stride;
+    const Scalars k = Operand<T, Ops>::row_scalars(k_rows, k_stride, block, task.headdim, scratch.k, kInPlace);
+    const Scalars v = Operand<T, Ops>::column_scalars(v_rows, v_stride, block, task.headdim_v, scratch.v, kInPlace);
+    NextKeys<T> next_k, next_v;
     if (kFetchesAhead && key0 + block < keys) {
       const int64_t next = keys - key0 - block < task.block_k ? keys - key0 - block : task.block_k;
-      next_k = NextRows(k_rows + block * task.k_stride, task.k_stride, next, task.headdim);
-      next_v = NextRows(v_rows + block * task.v_stride, task.v_stride, next, task.headdim_v);
+      next_k = NextKeys<T>(all_k, key0 + block, next, task.headdim);
+      next_v = NextKeys<T>(all_v, key0 + block, next, task.headdim_v);
     }
     const int64_t fetched = (task.block_k + kPanelsOfTile * tiles - 1) / (kPanelsOfTile * tiles);  // rows a panel
-    const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
+    const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, v_stride, block, task.headdim_v);
     Scalars finite{};  // these once they are wanted
     Codes codes{};
     const auto split_values = [&] {
-      split_nonfinite(v_rows, task.v_stride, block, task.headdim_v, false, scratch.finite_rows, scratch.code_rows);
+      split_nonfinite(v_rows, v_stride, block, task.headdim_v, false, scratch.finite_rows, scratch.code_rows);
       finite = Operand<T, Ops>::column_scalars(scratch.finite_rows, task.headdim_v, block, task.headdim_v, scratch.finite);
-      mark_nonfinite<Ops>(v_rows, task.v_stride, block, task.headdim_v, scratch.marks);
+      mark_nonfinite<Ops>(v_rows, v_stride, block, task.headdim_v, scratch.marks);
       codes = {Operand<T, Ops>::column_scalars(scratch.code_rows, task.headdim_v, block, task.headdim_v, scratch.codes), scratch.marks};
     };
     // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
@@ -353,7 +361,7 @@ void forward_task(const ForwardTask& task) {
         mixed = !are_one(of_rows, ids_of(key_ids + key0, part.begin, part.end));
       }
       const int64_t key_begin = key0 + part.begin, keys_here = part.end - part.begin;
-      const T* values = v_rows + part.begin * task.v_stride;
+      const T* values = v_rows + part.begin * v_stride;
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
       // For the tile's first row; what [seen_from, first_hidden) leaves of the part, some row does not see.
@@ -362,11 +370,11 @@ void forward_task(const ForwardTask& task) {
       const auto nonfinite = [&](int64_t from, int64_t to) {
         from = from < 0 ? 0 : from;
         to = to < keys_here ? to : keys_here;
-        return from < to && any_nonfinite(values + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
+        return from < to && any_nonfinite(values + from * v_stride, v_stride, to - from, task.headdim_v);
       };
       // Keys in pairs: the last of another document may be one with the part's last, at a weight of 0.
       const int64_t paired = elements<Ops>(keys_here) * Ops::kPair < block - part.begin ? elements<Ops>(keys_here) * Ops::kPair : block - part.begin;
-      const bool behind = paired > keys_here && any_nonfinite(values + keys_here * task.v_stride, task.v_stride, paired - keys_here, task.headdim_v);
+      const bool behind = paired > keys_here && any_nonfinite(values + keys_here * v_stride, v_stride, paired - keys_here, task.headdim_v);
       bool poisoned = all_poisoned || behind || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
       if (poisoned) {
         const int64_t lane = static_cast<int64_t>(first_vec) * kLanes, end_lane = static_cast<int64_t>(end_vec) * kLanes;
@@ -433,7 +441,7 @@ void forward_task(const ForwardTask& task) {
 template <class T, class Ops>
 size_t forward_scratch_bytes(const KernelShape& shape) {
   ForwardScratch<T, Ops> scratch;
-  return scratch.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs);
+  return scratch.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs, shape.paged);
 }
 
 }  // namespace fattn::core::FATTN_ISA

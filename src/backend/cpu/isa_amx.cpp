@@ -24,6 +24,7 @@
 #include "backend/cpu/documents.h"
 //
 #include "backend/cpu/nonfinite.h"
+#include "backend/cpu/pages.h"
 //
 #include "backend/cpu/amx_backward.h"
 #include "backend/cpu/amx_forward.h"

@@ -18,6 +18,7 @@ struct KernelShape {
   int headdim, headdim_v;
   int64_t heads = 1;    // most key heads of a task (decode)
   bool inputs = false;  // scores depend on more than q k: ScoreInputs, with gradient or dropout
+  bool paged = false;   // keys are in pages: KeyPages
 };
 
 // Every task: row i sees the keys [max(0, i + left_diagonal), min(seqlen_k, i + diagonal)). A mask that has no end there: diagonal is seqlen_k; no
@@ -40,6 +41,13 @@ struct ScoreInputs {
   const float* sink;      // forward: the first query head's logit without a key; null: none
 };
 
+// The pages of a batch entry's keys: key j is row j % size of page table[j / size], and k and v are at the head in page 0. Strides in elements
+// between pages.
+struct KeyPages {
+  const int32_t* table;  // null: keys are in no pages
+  int64_t size, k_stride, v_stride;
+};
+
 // Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in
 // elements between rows.
 struct ForwardTask {
@@ -52,6 +60,7 @@ struct ForwardTask {
   int headdim, headdim_v;
   float scale;    // softmax_scale
   float softcap;  // 0: none
+  KeyPages pages;
   ScoreInputs inputs;
   void* scratch;  // aligned to 64 bytes
 };
@@ -67,6 +76,7 @@ struct DecodeTask {
   int64_t rows, seqlen_q, key_begin, key_end, diagonal, left_diagonal;
   int headdim, headdim_v;
   float scale, softcap;
+  KeyPages pages;
   ScoreInputs inputs;
   float*
       max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or the whole score; -inf if none

@@ -48,11 +48,24 @@ double dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
-// All rows of one head of k or v that belong to batch entry b.
-std::vector<Vector> rows(const void* base, DType dtype, const Strides& s, int64_t b, const Sequence& at, int64_t h, int64_t headdim) {
+// All rows of one head of k or v that belong to batch entry n; of a paged cache those that it has.
+std::vector<Vector> rows(const Problem& p, const fattn_buffers& b, const void* base, const Strides& s, int64_t page_stride, int64_t n,
+                         const Sequence& at, int64_t h, int64_t headdim) {
   std::vector<Vector> all;
-  for (int64_t j = 0; j < at.seqlen_k; ++j) all.push_back(row(base, dtype, s, b, at.k_begin + j, h, headdim));
+  if (!p.paged)
+    for (int64_t j = 0; j < at.seqlen_k; ++j) all.push_back(row(base, p.dtype, s, n, at.k_begin + j, h, headdim));
+  for (int64_t j = 0; p.paged && j < at.keys; ++j) {
+    Strides of_page = s;
+    of_page.batch = page_stride;
+    all.push_back(row(base, p.dtype, of_page, pages_of(p, b, n)[j / p.page_size], j % p.page_size, h, headdim));
+  }
   return all;
+}
+std::vector<Vector> keys_of(const Problem& p, const fattn_buffers& b, int64_t n, const Sequence& at, int64_t hk) {
+  return rows(p, b, b.k, p.k, p.k_page_stride, n, at, hk, p.headdim);
+}
+std::vector<Vector> values_of(const Problem& p, const fattn_buffers& b, int64_t n, const Sequence& at, int64_t hk) {
+  return rows(p, b, b.v, p.v, p.v_page_stride, n, at, hk, p.headdim_v);
 }
 
 void store_row(void* base, DType dtype, const Strides& s, int64_t b, int64_t i, int64_t h, const Vector& x) {
@@ -162,14 +175,13 @@ void forward(const Problem& p, const fattn_buffers& b) {
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t h = 0; h < p.nheads; ++h) {
       const Sequence at = sequence_of(p, b, n);
-      const auto k = rows(b.k, p.dtype, p.k, n, at, h / p.group(), p.headdim);
-      const auto v = rows(b.v, p.dtype, p.v, n, at, h / p.group(), p.headdim_v);
+      const auto k = keys_of(p, b, n, at, h / p.group()), v = values_of(p, b, n, at, h / p.group());
       const Head head(p, b, n, h);
       for (int64_t i = 0; i < at.seqlen_q; ++i) {
         const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, at.q_begin + i, h, p.headdim), k, i);
         const RowSum row_sum(seen, sink_of(p, b, h));  // a row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf
         const double lse = row_sum.lse();
-        Vector o(static_cast<size_t>(p.headdim_v), 0.0), weights(p.want_weights ? k.size() : 0, 0.0);
+        Vector o(static_cast<size_t>(p.headdim_v), 0.0), weights(p.want_weights ? static_cast<size_t>(at.seqlen_k) : 0, 0.0);
         for (const Seen& s : seen) {
           if (row_sum.empty()) break;
           const double weight = kept_of(s, row_sum.weight(s.score));
@@ -234,8 +246,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t hk = 0; hk < p.nheads_k; ++hk) {
       const Sequence at = sequence_of(p, b, n);
-      const auto k = rows(b.k, p.dtype, p.k, n, at, hk, p.headdim);
-      const auto v = rows(b.v, p.dtype, p.v, n, at, hk, p.headdim_v);
+      const auto k = keys_of(p, b, n, at, hk), v = values_of(p, b, n, at, hk);
       std::vector<Vector> dk(k.size(), Vector(static_cast<size_t>(p.headdim), 0.0));
       std::vector<Vector> dv(v.size(), Vector(static_cast<size_t>(p.headdim_v), 0.0));
       for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {

@@ -1,4 +1,5 @@
-// The optimizer's step over all numbers, and the sum of their squares: blocks of a constant size, so that sums are the same on every machine.
+// The optimizer's step over all numbers, the sum of their squares, and that of losses: blocks of a constant size, so that sums are the same on every
+// machine.
 #include <cmath>
 
 #include "ops/backends.h"
@@ -19,6 +20,7 @@ class CpuSquareSum final : public Kernel<SquareSum> {
     workers_.run(blocks, [&](int64_t i, int) { parts[i] = sum_of(b.x + i * kBlock, std::min(kBlock, b.rows - i * kBlock)); });
     *b.sum = 0;
     for (int64_t i = 0; i < blocks; ++i) *b.sum += parts[i];
+    if (b.finite && !std::isfinite(*b.finite)) *b.sum = NAN;
   }
 
  private:
@@ -37,6 +39,11 @@ class CpuSquareSum final : public Kernel<SquareSum> {
 
   const Workers workers_;
   core::WorkspaceLayout layout_;
+};
+
+class CpuLossSums final : public Kernel<LossSums> {
+ public:
+  void execute(const LossSums::Buffers& b, void*, void*) const override { add_losses(b); }
 };
 
 class CpuAdamWStep final : public Kernel<AdamWStep> {
@@ -73,6 +80,7 @@ class CpuAdamWStep final : public Kernel<AdamWStep> {
 
 }  // namespace
 
+std::unique_ptr<const Kernel<LossSums>> make(const LossSums&, const Device&) { return std::make_unique<CpuLossSums>(); }
 std::unique_ptr<const Kernel<SquareSum>> make(const SquareSum& p, const Device& device) { return std::make_unique<CpuSquareSum>(p, device); }
 std::unique_ptr<const Kernel<AdamWStep>> make(const AdamWStep& p, const Device& device) { return std::make_unique<CpuAdamWStep>(p, device); }
 

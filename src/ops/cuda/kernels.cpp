@@ -67,6 +67,7 @@ Source source_of(KernelKind kind) {
     case KernelKind::kRotary: return {"fattn_ops_rotary", "rotary", "RotaryParams", "rotary", kOpsThreads};
     case KernelKind::kDropout: return {"fattn_ops_dropout", "dropout", "DropoutParams", "dropout", kOpsThreads};
     case KernelKind::kLossGradient: return {"fattn_ops_loss_gradient", "loss_gradient", "LogitGradientParams", "loss_gradient", kLogitThreads};
+    case KernelKind::kLossSums: return {"fattn_ops_loss_sums", "loss_sums", "LossSumsParams", "loss_sums", kLogitThreads};
     case KernelKind::kSquareSum: return {"fattn_ops_square_sum", "square_sum", "SquareSumParams", "square_sum", kOpsThreads};
     case KernelKind::kJoinSquares: return {"fattn_ops_join_squares", "square_sum", "JoinSquaresParams", "join_squares", kOpsThreads};
     case KernelKind::kAdamW: return {"fattn_ops_adamw", "elementwise", "AdamWParams", "adamw", kOpsThreads};
@@ -141,6 +142,7 @@ bool has_element(KernelKind kind) {
     case KernelKind::kJoinSums:
     case KernelKind::kEmbeddingGradient:
     case KernelKind::kDropout:
+    case KernelKind::kLossSums:
     case KernelKind::kSquareSum:
     case KernelKind::kJoinSquares: return false;
     default: return true;

@@ -33,6 +33,7 @@ enum class KernelKind : uint32_t {
   kRotary,
   kDropout,
   kLossGradient,
+  kLossSums,
   kSquareSum,
   kJoinSquares,
   kAdamW

@@ -1,4 +1,4 @@
-// The optimizer's step and the sum of squares before it. Sums are of parts that depend on their number alone.
+// The optimizer's step, the sum of squares before it, and the sums of losses. Sums are of parts that depend on their number alone.
 #include <cstddef>
 
 #include "cpu/workspace_layout.h"
@@ -29,7 +29,7 @@ class CudaSquareSum final : public Kernel<SquareSum> {
     const int64_t n = parts_of(b.rows);
     const SquareSumParams params{b.x, parts, b.rows, in_fours(DType::kF32, {b.x}) ? 1 : 0};
     gpu_.launch(key_, n, kOpsThreads, 0, &params, stream);
-    const JoinSquaresParams joined{parts, b.sum, static_cast<int>(n)};
+    const JoinSquaresParams joined{parts, b.finite, b.sum, static_cast<int>(n)};
     gpu_.launch(join_, 1, kOpsThreads, 0, &joined, stream);
   }
 
@@ -37,6 +37,19 @@ class CudaSquareSum final : public Kernel<SquareSum> {
   const Gpu gpu_;
   const KernelKey key_, join_;
   core::WorkspaceLayout layout_;
+};
+
+class CudaLossSums final : public Kernel<LossSums> {
+ public:
+  explicit CudaLossSums(const Device& device) : gpu_(device), key_(gpu_.key_of(KernelKind::kLossSums)) { gpu_.load(key_); }
+  void execute(const LossSums::Buffers& b, void*, void* stream) const override {
+    const LossSumsParams params{b.target, b.loss, b.largest, b.sums, static_cast<int>(b.rows)};
+    gpu_.launch(key_, 1, kLogitThreads, 0, &params, stream);
+  }
+
+ private:
+  const Gpu gpu_;
+  const KernelKey key_;
 };
 
 class CudaAdamWStep final : public Kernel<AdamWStep> {
@@ -70,6 +83,7 @@ class CudaAdamWStep final : public Kernel<AdamWStep> {
 
 }  // namespace
 
+std::unique_ptr<const Kernel<LossSums>> make(const LossSums&, const Device& device) { return std::make_unique<CudaLossSums>(device); }
 std::unique_ptr<const Kernel<SquareSum>> make(const SquareSum& p, const Device& device) { return std::make_unique<CudaSquareSum>(p, device); }
 std::unique_ptr<const Kernel<AdamWStep>> make(const AdamWStep& p, const Device& device) { return std::make_unique<CudaAdamWStep>(p, device); }
 

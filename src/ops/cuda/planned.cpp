@@ -90,7 +90,7 @@ class List {
 std::vector<PlannedKernel> planned_kernels(int arch) {
   List list(arch);
   for (const KernelKind kind : {KernelKind::kDraw, KernelKind::kLoss, KernelKind::kJoinSums, KernelKind::kEmbeddingGradient, KernelKind::kDropout,
-                                KernelKind::kSquareSum, KernelKind::kJoinSquares})
+                                KernelKind::kLossSums, KernelKind::kSquareSum, KernelKind::kJoinSquares})
     list.add(kind, DType::kF32, true);
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     const bool common = dtype != DType::kF16;

@@ -150,9 +150,12 @@ void cross_entropy_gradient(const CrossEntropyGradient& p, const CrossEntropyGra
   for (size_t i = 0; i < dweight.size(); ++i) b.dweight[i] = static_cast<float>(dweight[i]);
 }
 
+void loss_sums(const LossSums&, const LossSums::Buffers& b) { add_losses(b); }
+
 void square_sum(const SquareSum&, const SquareSum::Buffers& b) {
   *b.sum = 0;
   for (int64_t i = 0; i < b.rows; ++i) *b.sum += static_cast<double>(b.x[i]) * b.x[i];
+  if (b.finite && !std::isfinite(*b.finite)) *b.sum = NAN;
 }
 
 void adamw_step(const AdamWStep& p, const AdamWStep::Buffers& given) {
@@ -182,6 +185,7 @@ FATTN_OPS_COMPUTED(EmbeddingGradient, embedding_gradient)
 FATTN_OPS_COMPUTED(Rotary, rotary)
 FATTN_OPS_COMPUTED(Dropout, dropout)
 FATTN_OPS_COMPUTED(CrossEntropyGradient, cross_entropy_gradient)
+FATTN_OPS_COMPUTED(LossSums, loss_sums)
 FATTN_OPS_COMPUTED(SquareSum, square_sum)
 FATTN_OPS_COMPUTED(AdamWStep, adamw_step)
 #undef FATTN_OPS_COMPUTED

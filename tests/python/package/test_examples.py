@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
-BLOCKS = [(name, i, block) for name in ("README.md", "docs/MIGRATION.md", "docs/BEST_PRACTICE.md", "docs/TROUBLESHOOTING.md")
+BLOCKS = [(name, i, block) for name in ("README.md", "docs/MIGRATION.md", "docs/BEST_PRACTICE.md", "docs/TROUBLESHOOTING.md", "docs/SERVING.md")
           for i, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL))]
 
 

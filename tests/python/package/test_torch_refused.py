@@ -122,7 +122,7 @@ def test_meta_beside_others(f):
         ("enable_gqa", True, "nothing needs to be said"),
         ("return_attn_probs", True, "return_lse is meant"),
         ("s_aux", None, "sinks is meant"),
-        ("block_table", None, "paged caches are not computed"),
+        ("page_table", None, "block_table is meant"),
         ("num_splits", 1, "nothing needs to be said: the library plans it"),
         ("softmax_scal", 1.0, "did you mean 'softmax_scale'?"),
         ("zzz", 1, "allowed: .*causal"),

@@ -76,7 +76,7 @@ def test_attention_takes_them_too():
                                            "backend": "cpu", "algorithm": "v2", "max_seqlen_q": LONGEST_Q, "max_seqlen_k": LONGEST_K, **lengths()}
     taken = inspect.signature(fattn.attention).parameters
     assert set(inspect.signature(fattn.attention_varlen).parameters) == set(taken) - {"layout", "unknown"}
-    assert set(options) == set(taken) - {"layout", "q", "k", "v", "unknown"}
+    assert set(options) == set(taken) - {"layout", "q", "k", "v", "unknown", "block_table"}  # test_torch_pages.py has that
     wanted = fattn.attention_varlen(q, k, v, **options)
     for f in (fattn.attention, torch.compile(fattn.attention, backend="aot_eager", fullgraph=True)):
         for x, y in zip(f(q, k, v, **options), wanted, strict=True):
@@ -104,7 +104,7 @@ def test_dropout_and_sinks():
 def test_opcheck():
     q, k, v = packed(torch.float32, False)
     options = everything(torch.float32)
-    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4))
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4), None)
     arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
     torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
     o, lse = _operators.forward_varlen(q, k, v, *arguments)

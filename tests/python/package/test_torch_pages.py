@@ -1,0 +1,160 @@
+"""Paged caches: the same results as from keys side by side, in every front; what is refused."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fattn  # noqa: E402
+import fattn.numpy  # noqa: E402
+from fattn import _operators  # noqa: E402
+
+LENGTHS = [200, 37, 0]
+
+
+class Paged:
+    """Caches of three sequences side by side, and in pages, in no order, with NaN where nobody may look. (On a GPU tables are refused.)"""
+
+    def __init__(self, page_size: int, dtype: torch.dtype = torch.float32, seqlen_q: int = 5) -> None:
+        torch.manual_seed(page_size)
+        batch, longest, nheads, nheads_k, headdim = len(LENGTHS), max(LENGTHS), 6, 2, 64
+        self.q = torch.randn(batch, seqlen_q, nheads, headdim, dtype=dtype)
+        self.k, self.v = torch.randn(2, batch, longest, nheads_k, headdim, dtype=dtype)
+        self.lengths = torch.tensor(LENGTHS)
+        columns = -(-longest // page_size)
+        numbers = torch.randperm(batch * columns + 3)[: batch * columns].reshape(batch, columns)
+        self.k_pages, self.v_pages = torch.full((2, batch * columns + 3, page_size, nheads_k, headdim), float("nan"), dtype=dtype)
+        self.table = torch.full((batch, columns), -1)
+        for b, n in enumerate(LENGTHS):
+            self.table[b, : -(-n // page_size)] = numbers[b, : -(-n // page_size)]
+            for j in range(n):
+                page = numbers[b, j // page_size]
+                self.k_pages[page, j % page_size], self.v_pages[page, j % page_size] = self.k[b, j], self.v[b, j]
+
+    def expected(self, **options) -> torch.Tensor:
+        return fattn.attention(self.q, self.k, self.v, seqused_k=self.lengths, **options)
+
+    @property
+    def options(self) -> dict:
+        return {"seqused_k": self.lengths, "block_table": self.table}
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 5, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [1, 16, 33, 256])
+def test_attention(page_size, dtype, seqlen_q):
+    x = Paged(page_size, dtype, seqlen_q)
+    for options in ({}, {"causal": True}, {"causal": True, "window": (20, 0), "softcap": 3.0, "sinks": torch.ones(6)}):
+        expected = x.expected(**options)
+        assert torch.equal(fattn.attention(x.q, x.k_pages, x.v_pages, **x.options, **options), expected)
+        swapped = [t.transpose(1, 2) for t in (x.q, x.k_pages, x.v_pages)]
+        assert torch.equal(fattn.attention(*swapped, **x.options, layout="bhsd", **options).transpose(1, 2), expected)
+        contiguous = [t.contiguous() for t in swapped[1:]]  # (pages, heads, page_size, headdim)
+        assert torch.equal(fattn.attention(swapped[0], *contiguous, **x.options, layout="bhsd", **options).transpose(1, 2), expected)
+
+
+def test_pages_have_the_lengths_of_biases_and_masks():
+    x = Paged(16)
+    room = x.table.shape[1] * 16
+    mask, bias = torch.rand(1, 1, 5, room) < 0.5, torch.randn(3, 1, 1, room)
+    expected = x.expected(mask=mask[..., :200], bias=bias[..., :200])
+    assert torch.equal(fattn.attention(x.q, x.k_pages, x.v_pages, **x.options, mask=mask, bias=bias), expected)
+    with pytest.raises(ValueError, match="mask has the shape .* seqlen_k 208"):
+        fattn.attention(x.q, x.k_pages, x.v_pages, **x.options, mask=mask[..., :200])
+
+
+def test_packed_queries():
+    x = Paged(16)
+    cu_seqlens_q = torch.arange(0, 16, 5)
+    q = x.q.reshape(15, 6, 64)
+    for call in (lambda **o: fattn.attention_varlen(q, x.k_pages, x.v_pages, **o), lambda **o: fattn.attention(q, x.k_pages, x.v_pages, **o)):
+        got, lse = call(cu_seqlens_q=cu_seqlens_q, **x.options, causal=True, return_lse=True)
+        assert torch.equal(got.reshape(x.q.shape), x.expected(causal=True)) and lse.shape == (6, 15)
+    with pytest.raises(ValueError, match="block_table and cu_seqlens_k are both given"):
+        call(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_q, **x.options)
+    with pytest.raises(ValueError, match="seqused_k is absent; say how many keys"):
+        call(cu_seqlens_q=cu_seqlens_q, block_table=x.table)
+    with pytest.raises(ValueError, match=r"k has 3 dimensions; allowed with block_table: 4 \(pages, page_size, heads, headdim\)"):
+        fattn.attention_varlen(q, q, q, cu_seqlens_q=cu_seqlens_q, **x.options)
+
+
+def test_caches_that_are_only_read():
+    x = Paged(16)
+    got = fattn.with_kvcache(x.q, x.k_pages, x.v_pages, cache_seqlens=x.lengths, block_table=x.table, causal=True)
+    assert torch.equal(got, x.expected(causal=True))
+    table = x.table[:1]
+    got = fattn.with_kvcache(x.q[:1], x.k_pages, x.v_pages, cache_seqlens=200, block_table=table)
+    assert torch.equal(got, fattn.attention(x.q[:1], x.k[:1], x.v[:1]))
+    with pytest.raises(NotImplementedError, match="new keys and values are not written into pages"):
+        fattn.with_kvcache(x.q, x.k_pages, x.v_pages, x.q, x.q, cache_seqlens=x.lengths, block_table=x.table)
+
+
+def test_opcheck():
+    x = Paged(16)
+    options = (None, True, False, False, -1, -1, 0.0, 0, 0, 0)
+    scores = (x.lengths.to(torch.int32), *(None,) * 7, x.table.to(torch.int32))
+    torch.library.opcheck(_operators.forward_with_scores, (x.q, x.k_pages, x.v_pages, *options, *scores))
+    cu_seqlens_q = torch.arange(0, 16, 5, dtype=torch.int32)
+    torch.library.opcheck(_operators.forward_varlen, (x.q.reshape(15, 6, 64), x.k_pages, x.v_pages, *options, *scores, cu_seqlens_q, None, 5, 0))
+
+
+def test_compiled():
+    x = Paged(16)
+    compiled = torch.compile(lambda q, k, v: fattn.attention(q, k, v, **x.options, causal=True), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x.q, x.k_pages, x.v_pages), x.expected(causal=True))
+
+
+def test_numpy():
+    x = Paged(16)
+    q, k, v, lengths, table = (t.numpy() for t in (x.q, x.k_pages, x.v_pages, x.lengths, x.table))
+    expected = x.expected(causal=True).numpy()
+    assert np.array_equal(fattn.numpy.forward(q, k, v, causal=True, seqused_k=lengths, block_table=table), expected)
+    assert np.array_equal(fattn.numpy.forward(q.reshape(15, 6, 64), k, v, causal=True, seqused_k=lengths, block_table=table, cu_seqlens_q=np.arange(0, 16, 5)),
+                          expected.reshape(15, 6, 64))
+    mask = np.ones((1, 1, 1, 1), bool)  # broadcast to as many keys as the table has room for
+    assert np.array_equal(fattn.numpy.forward(q, k, v, causal=True, seqused_k=lengths, block_table=table, mask=mask), expected)
+
+
+def test_bad_tables():
+    x = Paged(16)
+
+    def call(table, **options):
+        return fattn.attention(x.q, x.k_pages, x.v_pages, **{"seqused_k": x.lengths, "block_table": table} | options)
+
+    for page in (-1, len(x.k_pages), 2**40):
+        table = x.table.clone()
+        table[1, 2] = page
+        with pytest.raises(ValueError, match=r"block_table\[1, 2\] is .*, of 37 keys; allowed: 0 to 41, the last page of k"):
+            call(table)
+    with pytest.raises(ValueError, match=r"seqused_k\[0\] is 200; allowed: 0 to 64, the keys of 4 pages of 16, which block_table has columns for"):
+        call(x.table[:, :4])
+    with pytest.raises(ValueError, match=r"block_table has the shape \(2, 13\); expected \(3, 13\)"):
+        call(x.table[:2])
+    with pytest.raises(ValueError, match="block_table has 1 dimensions"):
+        call(x.table[0])
+    with pytest.raises(ValueError, match="block_table has the dtype float32; allowed: int32"):
+        call(x.table.float())
+    with pytest.raises(TypeError, match="block_table is a list; it must be a torch.Tensor or None"):
+        call(x.table.tolist())
+    with pytest.raises(ValueError, match="pages of 0 keys"):
+        fattn.attention(x.q, x.k_pages[:, :0], x.v_pages[:, :0], **x.options)
+
+
+def test_gradients_are_refused():
+    x = Paged(16)
+    with pytest.raises(NotImplementedError, match="a paged cache has neither"):
+        fattn.attention(x.q.requires_grad_(), x.k_pages, x.v_pages, **x.options)
+    with torch.inference_mode():
+        fattn.attention(x.q, x.k_pages, x.v_pages, **x.options)
+    with pytest.raises(NotImplementedError, match="the backward pass does not compute a paged cache"):
+        q, k = x.q.detach().numpy(), x.k_pages.numpy()
+        fattn.numpy.backward(q, q, k, k, q, np.zeros((3, 6, 5), np.float32), seqused_k=x.lengths.numpy(), block_table=x.table.numpy())
+
+
+def test_support():
+    q, k = (3, 5, 6, 64), (44, 16, 2, 64)
+    assert fattn.support(q, k, block_table=(3, 13), seqused_k=True)
+    assert "paged cache" in fattn.support(q, k, block_table=(3, 13), backward=True).reason
+    assert "paged cache" in fattn.support(q, k, block_table=(3, 13), algorithm="v1").reason
+    assert fattn.support((15, 6, 64), k, block_table=(3, 13), seqused_k=True, packed=(3, 5, 0), documents=True)
+    assert fattn.plan(q, k, block_table=(3, 13)).flops == 4 * 3 * 5 * 208 * 6 * 64
