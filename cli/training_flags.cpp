@@ -41,10 +41,9 @@ void add_data(CLI::App& command, TrainingFlags& f) {
   command.add_option("--validation", f.validation, "The same, for --eval-every [those that tokenize put beside the data]")->type_name("PATH");
   command.add_option("--batch", f.options.sequences, "Sequences at once")->check(whole_number(1, 1 << 20))->type_name("N")->capture_default_str();
   command.add_option("--seqlen", f.options.seqlen, "Tokens of a sequence")->check(whole_number(1, 1 << 24))->type_name("N")->capture_default_str();
-  command.add_option("--accumulate", f.options.accumulate, "Batches for each update of the weights")
+  command.add_option("--accumulate", f.options.accumulate, "Batches for each update of the weights, of all processes together [one of each]")
       ->check(whole_number(1, 1 << 20))
-      ->type_name("N")
-      ->capture_default_str();
+      ->type_name("N");
   command.add_flag("--shuffle,!--no-shuffle", f.options.shuffle, "Rows of data in an order that the seed says; or as they are [shuffled]");
 }
 
@@ -138,6 +137,7 @@ void TrainingFlags::add_to(CLI::App& command) {
   add_learning(command, *this);
   add_how(command, *this);
   add_kept(command, *this);
+  group.add_to(command);
   command.option_defaults()->group("Options");
   add_gpt2_json(command, json);
   output.add_to(command);
@@ -145,8 +145,9 @@ void TrainingFlags::add_to(CLI::App& command) {
 
 bool TrainingFlags::given(const std::string& flag) const { return command_->count(flag) > 0; }
 
-gpt2::TrainOptions TrainingFlags::chosen() const {
+gpt2::TrainOptions TrainingFlags::chosen(int ranks) const {
   gpt2::TrainOptions all = options;
+  if (!given("--accumulate")) all.accumulate = ranks;
   all.dtype = gpt2_dtype(dtype);
   all.schedule.curve = gpt2::curve_named(schedule);
   return all;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/training_group.h"
 #include "gpt2/train/options.h"
 
 namespace fattn::cli {
@@ -29,13 +30,14 @@ struct TrainingFlags {
 
   int64_t every = 500, keep = 2, eval_every = 0, eval_batches = 0;
   std::string tensorboard, figure, status, track, json;
+  GroupFlags group;
   OutputFlags output;
 
   void add_to(CLI::App& command);
   // Whether the user gave it: "--seqlen".
   bool given(const std::string& flag) const;
-  // With what was given by name.
-  gpt2::TrainOptions chosen() const;
+  // With what was given by name, for a run of so many processes.
+  gpt2::TrainOptions chosen(int ranks) const;
 
  private:
   const CLI::App* command_ = nullptr;

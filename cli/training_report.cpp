@@ -137,6 +137,8 @@ void say_beginning(const Output& out, const TrainingSetup& setup) {
   out.say(fmt::format("{} parameters, {}; {} tokens of data, {} to a step; {} steps into {}", grouped_number(gpt2::parameters_of(run.config)),
                       name_of(o.dtype), grouped_number(setup.loader->tokens()), grouped_number(o.sequences * o.seqlen * o.accumulate),
                       grouped_number(o.schedule.steps), printable(setup.folder->path())));
+  if (setup.launch.several())
+    out.say(fmt::format("{} processes share the {} batches of a step; this is rank 0.", setup.launch.ranks, grouped_number(o.accumulate)));
   if (setup.from) out.say(fmt::format("Going on from step {}: {}", setup.from->state.step, printable(setup.from->path)));
   if (!setup.from && setup.folder->before()) out.say("There is no checkpoint yet: beginning at the first step.");
   if (!setup.changed.empty()) out.say("Changed: " + setup.changed + ".");
@@ -206,6 +208,7 @@ Json training_record(const TrainingSetup& setup, const std::vector<gpt2::Trainin
   Json record = gpt2_record("train");
   record["config"] = Json::parse(gpt2::to_json(run.config, run.options.dtype));
   record["options"] = to_json(run.options);
+  record["processes"] = setup.launch.ranks;
   record["parameters"] = gpt2::parameters_of(run.config);
   record["memory"] = Json::array();
   for (const gpt2::TrainingMemory& use : memory) record["memory"].push_back({{"what", use.what}, {"bytes", use.bytes}});

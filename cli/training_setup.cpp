@@ -11,6 +11,7 @@
 #include "cli/gpt2_model.h"
 #include "cli/gpt2_texts.h"
 #include "cli/sanitize.h"
+#include "fattn/device.hpp"
 #include "fattn/options.hpp"
 #include "gpt2/data/token_writer.h"
 #include "gpt2/error.h"
@@ -109,7 +110,7 @@ gpt2::FileTexts tokenizer_of(const TrainingFlags& f, const gpt2::RunDescription&
 
 // Options of the run that is gone on with, and those that are given now.
 TrainOptions merged(const TrainingFlags& f, const TrainOptions& before) {
-  const Json now = to_json(f.chosen());
+  const Json now = to_json(f.chosen(1));
   Json all = to_json(before);
   for (const auto& [key, value] : now.items()) {
     std::string flag = "--" + key;
@@ -156,6 +157,15 @@ void refuse_changes(const TrainingFlags& f, const gpt2::RunDescription& before, 
   throw Error("--resume goes on with the options of the run: " + all + ". Leave them out; or begin a new run with the checkpoint's folder as MODEL");
 }
 
+// A step has the same batches however many processes share it.
+void check_shares(const TrainOptions& options, const gpt2::Launch& launch) {
+  if (options.accumulate % launch.ranks == 0) return;
+  throw Error(
+      fmt::format("a step of {} batch{} (--accumulate) cannot be shared by {} processes; start a number of processes that divides {}, or begin a "
+                  "run with a multiple of {}",
+                  options.accumulate, options.accumulate == 1 ? "" : "es", launch.ranks, options.accumulate, launch.ranks));
+}
+
 int64_t steps_of(const TrainingFlags& f, const gpt2::Loader& loader, int64_t accumulate) {
   if (f.steps > 0) return f.steps;
   return std::max<int64_t>(1, std::llround(f.epochs * static_cast<double>(gpt2::steps_an_epoch(loader, accumulate))));
@@ -167,6 +177,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   run = before;
   run.options = merged(f, before.options);
   refuse_changes(f, before, run.options);
+  check_shares(run.options, setup.launch);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);
   if (const auto found = gpt2::find_checkpoints(setup.folder->path()); !found.empty()) setup.from = gpt2::read_checkpoint(found.back().path);
@@ -186,6 +197,10 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
     throw Error(fmt::format("the run has {} steps already, more than the {} that are asked for; give more by --steps", setup.from->state.step,
                             run.options.schedule.steps));
   setup.texts = tokenizer_of(f, run, setup.loader->data());
+}
+
+std::unique_ptr<gpt2::RunFolder> folder_of(const TrainingFlags& f, const gpt2::Launch& launch) {
+  return launch.rank == 0 ? std::make_unique<gpt2::RunFolder>(f.out, f.resume) : gpt2::RunFolder::for_reading(f.out, f.resume);
 }
 
 void begin(const TrainingFlags& f, TrainingSetup& setup, const gpt2::TokenSet& data) {
@@ -211,8 +226,19 @@ gpt2::Compute TrainingSetup::compute(int threads) const {
   gpt2::Compute compute;
   compute.dtype = run.options.dtype;
   compute.threads = threads;
-  compute.gpu = gpt2_gpu(run.options.device);
+  compute.gpu = gpu();
   return compute;
+}
+
+std::optional<int> TrainingSetup::gpu() const {
+  const std::string& device = run.options.device;
+  const std::optional<int> first = gpt2_gpu(device);
+  if (!launch.several() || !first || device.find(':') != std::string::npos) return first;
+  const int count = cuda::count();
+  if (count == 1) return 0;  // each process was given its own
+  if (launch.local_rank < count) return launch.local_rank;
+  throw Error(fmt::format("rank {} is number {} on its machine, which has {} GPUs; start at most as many processes as there are GPUs", launch.rank,
+                          launch.local_rank, count));
 }
 
 gpt2::NetworkOptions TrainingSetup::network() const {
@@ -225,7 +251,7 @@ gpt2::NetworkOptions TrainingSetup::network() const {
   options.checkpoint_activations = o.checkpoint_activations;
   options.dropout = o.dropout;
   options.seed = o.seed;
-  options.deterministic = o.deterministic || !gpt2_gpu(o.device);
+  options.deterministic = o.deterministic || !gpu();
   return options;
 }
 
@@ -236,6 +262,8 @@ gpt2::LoaderOptions TrainingSetup::loading() const {
   options.shuffle = run.options.shuffle;
   options.seed = run.options.seed;
   options.vocab_size = run.config.vocab_size;
+  options.rank = launch.rank;
+  options.ranks = launch.ranks;
   return options;
 }
 
@@ -245,11 +273,12 @@ gpt2::Weights TrainingSetup::weights() const {
   return gpt2::Weights::at_random(run.config, run.options.seed);
 }
 
-TrainingSetup set_up_training(const TrainingFlags& f) {
+TrainingSetup set_up_training(const TrainingFlags& f, const gpt2::Launch& launch) {
   TrainingSetup setup;
+  setup.launch = launch;
   if (f.memory) {
     const std::optional<gpt2::TokenSet> data = f.data.empty() ? std::nullopt : std::make_optional<gpt2::TokenSet>(f.data);
-    setup.run.options = f.chosen();
+    setup.run.options = f.chosen(launch.ranks);
     setup.run.config = config_of(f, data ? &*data : nullptr);
     check_fits(setup.run.config, setup.run.options, data ? &*data : nullptr);
     return setup;
@@ -258,7 +287,7 @@ TrainingSetup set_up_training(const TrainingFlags& f) {
   if (f.resume) {
     if (f.data.empty() && !is_folder(f.out))
       throw Error("there is no folder '" + printable(f.out) + "' to go on in; to begin, give --data and a model");
-    setup.folder = std::make_unique<gpt2::RunFolder>(f.out, true);
+    setup.folder = folder_of(f, launch);
     if (setup.folder->before()) {
       resume(f, setup);
       return setup;
@@ -267,12 +296,13 @@ TrainingSetup set_up_training(const TrainingFlags& f) {
   if (f.data.empty()) throw CLI::ValidationError("--data", "give the token files to train on; `fattn gpt2 tokenize` makes them");
   {
     const gpt2::TokenSet data(f.data);
-    setup.run.options = f.chosen();
+    setup.run.options = f.chosen(launch.ranks);
     setup.run.config = config_of(f, &data);
     check_fits(setup.run.config, setup.run.options, &data);
+    check_shares(setup.run.options, launch);
     begin(f, setup, data);
   }
-  if (!setup.folder) setup.folder = std::make_unique<gpt2::RunFolder>(f.out, false);
+  if (!setup.folder) setup.folder = folder_of(f, launch);
   return setup;
 }
 

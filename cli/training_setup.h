@@ -7,6 +7,7 @@
 
 #include "cli/training_flags.h"
 #include "gpt2/data/loader.h"
+#include "gpt2/group/launch.h"
 #include "gpt2/model/model.h"
 #include "gpt2/train/checkpoint.h"
 #include "gpt2/train/run_folder.h"
@@ -20,6 +21,11 @@ struct TrainingSetup {
   std::unique_ptr<gpt2::Loader> loader;  // of the data, at its place; none with --memory
   gpt2::FileTexts texts;                 // the tokenizer's files, for checkpoints
   std::string changed;                   // that the run ends at another step than it was begun with, or is on another device, in words
+  gpt2::Launch launch;                   // which of the run's processes this is
+
+  bool leads() const { return launch.rank == 0; }  // it writes the run's folder, and speaks
+  // Of several processes each has a GPU of its own, unless --device names one.
+  std::optional<int> gpu() const;
 
   gpt2::Compute compute(int threads) const;
   gpt2::NetworkOptions network() const;
@@ -28,6 +34,6 @@ struct TrainingSetup {
 };
 
 // Throws gpt2::Error, or CLI::ValidationError for flags that do not go together.
-TrainingSetup set_up_training(const TrainingFlags& flags);
+TrainingSetup set_up_training(const TrainingFlags& flags, const gpt2::Launch& launch = {});
 
 }  // namespace fattn::cli

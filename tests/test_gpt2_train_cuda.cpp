@@ -184,7 +184,8 @@ TEST_F(TrainCuda, MemoryIsWhatItSays) {
     options.dropout = 0.1;
     size_t said = 0;
     for (const TrainingMemory& use : Network::memory(config(), options, kGpu)) said += use.bytes;
-    const int64_t before = stub().alive("bytes"), streams = stub().alive("streams"), graphs = stub().alive("graphs");
+    const int64_t before = stub().alive("bytes"), streams = stub().alive("streams"), graphs = stub().alive("graphs"), events = stub().alive("events"),
+                  host = stub().alive("host allocations");
     {
       Network network = start_.network(options, kGpu);
       EXPECT_EQ(static_cast<size_t>(stub().alive("bytes") - before), said) << name_of(dtype);
@@ -196,6 +197,8 @@ TEST_F(TrainCuda, MemoryIsWhatItSays) {
     EXPECT_EQ(stub().alive("bytes"), before);
     EXPECT_EQ(stub().alive("streams"), streams);
     EXPECT_EQ(stub().alive("graphs"), graphs);
+    EXPECT_EQ(stub().alive("events"), events);
+    EXPECT_EQ(stub().alive("host allocations"), host);
   }
   stub().fault("cuMemAlloc_v2", 2, 1);
   try {

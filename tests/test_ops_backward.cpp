@@ -208,10 +208,13 @@ TEST_P(OpsBackwardSmall, LayerNormGradient) {
     const int64_t rows = std::get<0>(size), width = std::get<1>(size);
     const auto count = static_cast<size_t>(rows * width), w = static_cast<size_t>(width);
     const Array x(DType::kF32, count, 1, 3), dy(DType::kF32, count, 2), weight(dtype(), w, 3);
-    compare({Array(DType::kF32, count, 4), Array(DType::kF32, w, 5), Array(DType::kF32, w, 6)}, of_sum(rows + width), "norm",
+    compare({Array(DType::kF32, count, 4), Array(DType::kF32, w, 5), Array(DType::kF32, w, 6), Array(dtype(), count)}, of_sum(rows + width), "norm",
             [&](const Device& on, std::vector<Array>& d) {
               run(LayerNormGradient{rows, width, 1e-5, dtype()}, on,
-                  {rows, x.as<float>(), weight.as<void>(), dy.as<float>(), d[0].as<float>(), d[1].as<float>(), d[2].as<float>()});
+                  {rows, x.as<float>(), weight.as<void>(), dy.as<float>(), d[0].as<float>(), d[1].as<float>(), d[2].as<float>(), d[3].as<void>()});
+              Array rounded(dtype(), count);
+              for (size_t i = 0; i < count; ++i) rounded.set(i, d[0].at(i));
+              EXPECT_EQ(std::memcmp(rounded.as<void>(), d[3].as<void>(), rounded.bytes), 0);
             });
   }
 }

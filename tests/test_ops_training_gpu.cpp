@@ -110,18 +110,21 @@ TEST_P(TrainingGpu, ProductSaysWhatItDoesNot) {
 
 TEST_P(TrainingGpu, CrossEntropyGradient) {
   struct Shape {
-    int64_t rows, width, vocab;
+    int64_t rows, width, vocab, padded;
   };
-  for (const Shape& shape : {Shape{99, 31, 2100}, {3, 64, 50257}, {40, 16, 3}, {150, 4, 300001}}) {
-    const int64_t rows = shape.rows, width = shape.width, vocab = shape.vocab;
+  for (const Shape& shape : {Shape{99, 31, 2100, 0}, {99, 31, 2101, 2112}, {3, 64, 50257, 50304}, {40, 16, 3, 64}, {150, 4, 300001, 0}}) {
+    const int64_t rows = shape.rows, width = shape.width, vocab = shape.vocab, entries = std::max(vocab, shape.padded);
     SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + " x " + std::to_string(vocab));
-    const CrossEntropyGradient p{rows, width, vocab, dtype()};
-    const Array x(dtype(), size(rows * width), 1), weight(dtype(), size(vocab * width), 2, 0.5);
+    const CrossEntropyGradient p{rows, width, vocab, dtype(), shape.padded};
+    const Array x(dtype(), size(rows * width), 1);
+    Array weight(dtype(), size(entries * width), 2, 0.5);
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) weight.set(i, 0);
     std::vector<int32_t> target(size(rows));
     for (int64_t r = 0; r < rows; ++r) target[size(r)] = static_cast<int32_t>(r * 7919 % vocab);
     target[0] = -1, target[1] = static_cast<int32_t>(vocab - 1), target[2] = 0;
     const double scale = 1 / static_cast<double>(rows);
-    Array loss(DType::kF32, size(rows)), largest = loss, dx(DType::kF32, size(rows * width), 3), dweight(DType::kF32, size(vocab * width), 4);
+    Array loss(DType::kF32, size(rows)), largest = loss, dx(DType::kF32, size(rows * width), 3), dweight(DType::kF32, size(entries * width), 4);
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) dweight.set(i, 0);
     Array got_loss = loss, got_largest = loss, got_dx = dx, got_dweight = dweight;
     run(p, kReference,
         {rows, x.as<void>(), weight.as<void>(), target.data(), loss.as<float>(), largest.as<float>(), scale, dx.as<float>(), dweight.as<float>()});
@@ -140,6 +143,7 @@ TEST_P(TrainingGpu, CrossEntropyGradient) {
     expect_near(got_dx, dx, 4e-6 + (2 * scale * rounded + tiny) * 3);
     expect_near(got_dweight, dweight, 4e-6 + (rounded * 2 + 0x1p-25 * static_cast<double>(rows)) * 4);
     for (int64_t i = 0; i < width; ++i) EXPECT_EQ(got_dx.at(size(i)), 0) << "a row without a target";
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) EXPECT_EQ(got_dweight.at(i), 0) << "padding";
     // The loss alone.
     Array alone(DType::kF32, size(rows));
     twice({&alone}, [&](const std::vector<OnDevice>& to) {

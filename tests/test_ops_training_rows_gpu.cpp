@@ -99,13 +99,16 @@ TEST_P(TrainingRowsGpu, LayerNormGradient) {
     const LayerNormGradient p{rows, width, 1e-5, dtype()};
     const Array x(DType::kF32, size(rows * width), 1, 2), weight(dtype(), size(width), 2), dy(DType::kF32, size(rows * width), 3);
     Array dx(DType::kF32, size(rows * width), 4), dweight(DType::kF32, size(width), 5), dbias = dweight;
-    Array got_dx = dx, got_dweight = dweight, got_dbias = dbias;
+    Array got_dx = dx, got_dweight = dweight, got_dbias = dbias, got_rounded(dtype(), size(rows * width));
     run(p, kReference, {rows, x.as<float>(), weight.as<void>(), dy.as<float>(), dx.as<float>(), dweight.as<float>(), dbias.as<float>()});
     const OnDevice on_x(x), on_w(weight), on_dy(dy);
-    twice({&got_dx, &got_dweight, &got_dbias}, [&](const std::vector<OnDevice>& to) {
-      run(p, kGpu, {rows, on_x.as<float>(), on_w.get(), on_dy.as<float>(), to[0].as<float>(), to[1].as<float>(), to[2].as<float>()});
+    twice({&got_dx, &got_dweight, &got_dbias, &got_rounded}, [&](const std::vector<OnDevice>& to) {
+      run(p, kGpu, {rows, on_x.as<float>(), on_w.get(), on_dy.as<float>(), to[0].as<float>(), to[1].as<float>(), to[2].as<float>(), to[3].get()});
     });
     expect_near(got_dx, dx, 2e-5);
+    Array rounded = got_rounded;
+    for (size_t i = 0; i < size(rows * width); ++i) rounded.set(i, got_dx.at(i));
+    EXPECT_EQ(std::memcmp(rounded.as<void>(), got_rounded.as<void>(), rounded.bytes), 0);
     expect_near(got_dweight, dweight, 2e-5 * std::sqrt(static_cast<double>(rows)));
     expect_near(got_dbias, dbias, 1e-5 * std::sqrt(static_cast<double>(rows)));
   }

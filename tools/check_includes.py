@@ -24,7 +24,7 @@ ABOVE = {
     "measure": ["include/fattn"],
     "files": [],
     "lab": ["include/fattn", "measure"],
-    "gpt2": ["include/fattn", "files", "src/ops/ops.h", "src/ops/training.h"],
+    "gpt2": ["include/fattn", "files", "src/ops/ops.h", "src/ops/process_sum.h", "src/ops/training.h"],
     "cli": ["include/fattn", "testing", "measure", "files", "lab", "gpt2"],
     "examples": ["include/fattn", "gpt2"],
     "torch": ["include/fattn"],

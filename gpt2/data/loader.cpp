@@ -24,7 +24,7 @@ struct Loader::State {
   ~State();
 
   LoaderPosition after(LoaderPosition p) const {
-    return p.batch + 1 < batches ? LoaderPosition{p.epoch, p.batch + 1} : LoaderPosition{p.epoch + 1, 0};
+    return p.batch + options.ranks < batches ? LoaderPosition{p.epoch, p.batch + options.ranks} : LoaderPosition{p.epoch + 1, 0};
   }
   void fill(LoaderPosition p, Buffer& buffer);
   void read_ahead();
@@ -54,7 +54,7 @@ Loader::State::State(const std::vector<std::string>& paths, const LoaderOptions&
   if (set.tokens() < static_cast<uint64_t>(o.seqlen))
     throw Error("the data has " + std::to_string(set.tokens()) + " tokens, less than one sequence of " + std::to_string(o.seqlen) +
                 "; give more text, or a smaller seqlen");
-  const auto at_once = static_cast<uint64_t>(o.sequences) * static_cast<uint64_t>(o.ranks);
+  const auto at_once = static_cast<uint64_t>(o.sequences);
   batches = static_cast<int64_t>((rows.count() + at_once - 1) / at_once);
   if (from.epoch < 0 || from.batch < 0 || from.batch >= batches)
     throw Error("there is no batch " + std::to_string(from.batch) + " in epoch " + std::to_string(from.epoch) + ": an epoch of this data has " +
@@ -81,10 +81,10 @@ Loader::State::~State() {
 void Loader::State::fill(LoaderPosition p, Buffer& buffer) {
   const auto n = static_cast<uint64_t>(options.seqlen), size = static_cast<uint64_t>(options.sequences) * n;
   const Permutation order(rows.count(), scrambled(options.seed ^ scrambled(static_cast<uint64_t>(p.epoch))));
-  const auto ranks = static_cast<uint64_t>(options.ranks), sequences = static_cast<uint64_t>(options.sequences);
+  const auto sequences = static_cast<uint64_t>(options.sequences), batch = static_cast<uint64_t>(p.batch + options.rank);
   buffer.batch.target_count = 0;
   for (uint64_t s = 0; s < sequences; ++s) {
-    const uint64_t i = static_cast<uint64_t>(p.batch) * sequences * ranks + s * ranks + static_cast<uint64_t>(options.rank);
+    const uint64_t i = batch * sequences + s;
     int32_t* const at = buffer.numbers.data() + s * n;
     const Row row{at, at + size, at + 2 * size, at + 3 * size};
     if (i < rows.count())

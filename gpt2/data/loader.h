@@ -16,18 +16,18 @@ struct LoaderOptions {
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;       // ids beyond it: Error, with file and place
-  int64_t rank = 0, ranks = 1;  // of a batch of `ranks * sequences` rows this one has its own
+  int64_t rank = 0, ranks = 1;  // of `ranks` batches that follow each other this one has its own
 };
 
 // Of the next batch: what a checkpoint keeps.
 struct LoaderPosition {
-  int64_t epoch = 0, batch = 0;  // batch in the epoch
+  int64_t epoch = 0, batch = 0;  // batch in the epoch; of several ranks the first one's
 };
 
 // Rows of `seqlen` tokens follow each other in the stream of all files: documents are packed, a long one goes on in the next row, where its positions
 // begin at 0 again. A token's target is the next one of its document; prompts are no targets. An epoch has every token once: the last row, and the
-// last batch, are filled up by padding, which has no targets. Of the rows of a batch each rank has every `ranks`th, so that ranks have about the same
-// work.
+// last batch, are filled up by padding, which has no targets. Ranks take turns: what they have together is what one process would have, batch by
+// batch; where an epoch ends in between, those behind its end have a batch of padding.
 class Loader {
  public:
   // `paths`: token files, or folders of them; of a folder that `fattn gpt2 tokenize` made those in `train`. Throws Error: none there, damaged,
@@ -39,10 +39,10 @@ class Loader {
 
   // Valid until the next call. Throws Error where a file turns out to be damaged.
   const Batch& next();
-  LoaderPosition position() const;  // of the batch that the next call of next() gives
-  int64_t batches_an_epoch() const;
-  int64_t tokens() const;        // in all files
-  const TokenSet& data() const;  // whose ids are read by another thread: ask it for numbers alone
+  LoaderPosition position() const;   // of the batch that the next call of next() gives
+  int64_t batches_an_epoch() const;  // of all ranks
+  int64_t tokens() const;            // in all files
+  const TokenSet& data() const;      // whose ids are read by another thread: ask it for numbers alone
   // A word that depends on names, sizes and checksums of the files: whether a checkpoint was made with the same data.
   uint64_t fingerprint() const;
 

@@ -68,6 +68,12 @@ void MemorySpace::upload(void* to, const void* from, size_t bytes) const {
   else
     std::memcpy(to, from, bytes);
 }
+void MemorySpace::send(void* to, const void* from, size_t bytes) const {
+  if (on_gpu())
+    fattn::check(fattn_cuda_copy_async(gpu(), FATTN_COPY_TO_DEVICE, to, from, bytes, stream()));
+  else
+    std::memcpy(to, from, bytes);
+}
 void MemorySpace::download(void* to, const void* from, size_t bytes) const {
   if (on_gpu())
     fattn::check(fattn_cuda_copy(gpu(), FATTN_COPY_TO_HOST, to, from, bytes, stream()));

@@ -21,6 +21,8 @@ class MemorySpace {
 
   // From and to memory of the host, behind the work before; done when they return.
   void upload(void* to, const void* from, size_t bytes) const;
+  // The same, but it returns at once: `from` stays as it is until the work has come so far.
+  void send(void* to, const void* from, size_t bytes) const;
   void download(void* to, const void* from, size_t bytes) const;
   void zero(void* to, size_t bytes) const;
   // For all work.

@@ -35,11 +35,15 @@ struct Network::State {
     plans.place(memory.at(0), places);
     for (const Flat which : {Flat::kMaster, Flat::kGradient, Flat::kFirstMoment, Flat::kSecondMoment}) space.zero(flat(which), plans.state_bytes());
     space.zero(places.results, sizeof *places.results);
-    host = places.in;
+    host[0] = places.in;
     if (!space.on_gpu()) return;
-    NetworkPlans::Inputs sizes;
-    staging = Block(plans.place_inputs(nullptr, sizes), "a batch on its way");
-    plans.place_inputs(staging.at(0), host);
+    const size_t bytes = plans.place_inputs(nullptr, host[0]);
+    pinned = cuda::HostBuffer(space.gpu(), 2 * bytes + sizeof(NetworkPlans::Results));
+    for (size_t i = 0; i < 2; ++i) {
+      plans.place_inputs(static_cast<std::byte*>(pinned.get()) + i * bytes, host[i]);
+      sent.emplace_back(space.gpu());
+      sent.back().record(space.stream());
+    }
   }
   // Work may be on its way.
   ~State() {
@@ -74,11 +78,21 @@ struct Network::State {
     if (copy.size() == 0) copy = Block(plans.state_bytes(), "a copy of an array");
     return reinterpret_cast<float*>(copy.at(0));
   }
-  Passes passes() const {
-    Passes passes(plans, places, host, space);
+  // The passes, and what they are told: on a GPU that is on its way while the host writes the next.
+  Passes::Call take(const Batch& batch, bool drops, uint64_t draw, double scale) {
+    if (!space.on_gpu()) return passes(host[0]).take(batch, drops, draw, scale);
+    turn ^= 1;
+    sent[turn].wait();
+    const Passes::Call call = passes(host[turn]).take(batch, drops, draw, scale);
+    sent[turn].record(space.stream());
+    return call;
+  }
+  Passes passes(const NetworkPlans::Inputs& from) const {
+    Passes passes(plans, places, from, space);
     passes.watch(watcher);
     return passes;
   }
+  Passes passes() const { return passes(host[0]); }
 
   // `work`, or on a GPU from its second time on the graph of it.
   template <class Work>
@@ -100,7 +114,9 @@ struct Network::State {
 
   NetworkPlans::Results read(bool passes_too) {
     NetworkPlans::Results results;
-    space.download(&results, places.results, sizeof results);
+    std::byte* room = space.on_gpu() ? reinterpret_cast<std::byte*>(host[1].documents + plans.rows()) : nullptr;
+    space.download(room ? room : reinterpret_cast<std::byte*>(&results), places.results, sizeof results);
+    if (room) std::memcpy(&results, room, sizeof results);
     if (passes_too) space.zero(places.results->passes, sizeof results.passes);
     return results;
   }
@@ -108,10 +124,13 @@ struct Network::State {
 
   const NetworkPlans plans;
   const MemorySpace space;
-  Block memory, staging, copy;
+  Block memory, copy;
   NetworkPlans::Places places;
-  NetworkPlans::Inputs host;  // where the host writes
-  int64_t targets = 0;        // of passes whose losses were not read
+  cuda::HostBuffer pinned;       // of a GPU
+  NetworkPlans::Inputs host[2];  // where the host writes, on a GPU in turns
+  std::vector<cuda::Event> sent;
+  size_t turn = 0;
+  int64_t targets = 0;  // of passes whose losses were not read
   std::map<Kind, std::optional<cuda::Graph>> graphs;
   std::array<double, 5> constants{};  // of the update's
   std::string why_no_graph;
@@ -137,14 +156,18 @@ std::vector<TrainingMemory> Network::memory(const Config& config, const NetworkO
 
 void Network::zero_gradients() { state_->space.zero(state_->places.gradients, state_->plans.state_bytes()); }
 
-void Network::pass(const Batch& batch, double scale, uint64_t draw) {
+void Network::pass(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange) {
   const Passes passes = state_->passes();
-  const Passes::Call call = passes.take(batch, state_->plans.options.dropout > 0, draw, scale);
-  state_->run(call.documents ? State::kPassOfDocuments : State::kPass, [&] {
+  const Passes::Call call = state_->take(batch, state_->plans.options.dropout > 0, draw, scale);
+  const auto work = [&] {
     passes.forward(call);
     passes.loss(state_->places.results->passes, true);
-    passes.backward(call);
-  });
+    passes.backward(call, exchange);
+  };
+  if (exchange)  // the host has a part in it
+    work();
+  else
+    state_->run(call.documents ? State::kPassOfDocuments : State::kPass, work);
   state_->targets += call.targets;
 }
 
@@ -158,7 +181,7 @@ LossSum Network::accumulate(const Batch& batch, double scale, uint64_t draw) {
 LossSum Network::evaluate(const Batch& batch) {
   const Passes passes = state_->passes();
   double* sums = state_->places.results->evaluation;
-  const Passes::Call call = passes.take(batch, false, 0, 1);
+  const Passes::Call call = state_->take(batch, false, 0, 1);
   state_->run(call.documents ? State::kEvaluationOfDocuments : State::kEvaluation, [&] {
     state_->space.zero(sums, sizeof NetworkPlans::Results::evaluation);
     passes.forward(call);
@@ -178,8 +201,8 @@ UpdateResult Network::update(const AdamW& adam) {
   const NetworkPlans& plans = state_->plans;
   const NetworkPlans::Places& places = state_->places;
   const MemorySpace& space = state_->space;
-  *state_->host.update = {adam.gradient_scale, adam.learning_rate, adam.step};
-  if (space.on_gpu()) space.upload(places.in.update, state_->host.update, sizeof *places.in.update);
+  *state_->host[0].update = {adam.gradient_scale, adam.learning_rate, adam.step};
+  if (space.on_gpu()) space.send(places.in.update, state_->host[0].update, sizeof *places.in.update);
   double* square_sum = &places.results->square_sum;
   const auto step = [&](int64_t offset, int64_t end, double decay) {
     ops::AdamWStep::Buffers b{end - offset, places.gradients + offset, places.master + offset, places.first_moments + offset,

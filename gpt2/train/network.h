@@ -11,6 +11,7 @@
 #include "gpt2/config.h"
 #include "gpt2/data/batch.h"
 #include "gpt2/model/model.h"
+#include "gpt2/train/gradient_exchange.h"
 #include "gpt2/train/watcher.h"
 #include "gpt2/weights/weights.h"
 
@@ -76,8 +77,9 @@ class Network {
 
   void zero_gradients();
   // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.
-  // On a GPU it returns while the work is under way.
-  void pass(const Batch& batch, double scale, uint64_t draw);
+  // With an exchange this is a step's last pass: gradients go to it as they become final, and are what it makes of them afterwards. On a GPU it
+  // returns while the work is under way, with an exchange when that is done.
+  void pass(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange = nullptr);
   // Of the passes whose losses nobody has read yet.
   LossSum losses();
   // A pass, and its loss.

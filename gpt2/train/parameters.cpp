@@ -1,4 +1,4 @@
-// A parameter begins at a line of the cache; the numbers between two are 0 and stay so.
+// A parameter begins at a line of the cache, and tables of tokens have the rows of a padded vocabulary; what lies between two is 0 and stays so.
 #include "gpt2/train/parameters.h"
 
 #include <algorithm>
@@ -17,7 +17,9 @@ ParameterLayout::ParameterLayout(const Config& config) {
     for (Parameter& parameter : parameters_) {
       if (parameter.decays != decays) continue;
       parameter.offset = size_;
-      size_ += (parameter.size + kLine - 1) / kLine * kLine;
+      const bool of_tokens = parameter.name == "wte.weight" || parameter.name == "lm_head.weight";  // read by products with its padding
+      const int64_t room = of_tokens ? config.padded_vocab() * config.n_embd : parameter.size;
+      size_ += (room + kLine - 1) / kLine * kLine;
     }
     if (decays) decaying_ = size_;
   }
@@ -32,7 +34,9 @@ ParameterLayout::ParameterLayout(const Config& config) {
     const std::string h = "h." + std::to_string(i) + ".";
     layers_.push_back(
         {pair(h + "ln_1"), pair(h + "attn.c_attn"), pair(h + "attn.c_proj"), pair(h + "ln_2"), pair(h + "mlp.c_fc"), pair(h + "mlp.c_proj")});
+    matrices_.push_back(layers_.back().qkv.weight);
   }
+  matrices_.push_back(config.tied_head ? decaying_ : head_);
   last_norm_ = pair("ln_f");
 }
 

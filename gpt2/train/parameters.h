@@ -26,6 +26,8 @@ class ParameterLayout {
   int64_t decaying() const { return decaying_; }  // numbers before this one decay, those from it on do not
 
   const LayerAt& layer(int64_t i) const { return layers_[static_cast<size_t>(i)]; }
+  // The matrices of layers lie one behind the other, without anything between: where those of layer i begin; of n_layer: where the last ones end.
+  int64_t matrices_begin(int64_t i) const { return matrices_[static_cast<size_t>(i)]; }
   const PairAt& last_norm() const { return last_norm_; }
   int64_t tokens() const { return tokens_; }
   int64_t positions() const { return positions_; }  // of learned ones
@@ -34,6 +36,7 @@ class ParameterLayout {
  private:
   std::vector<Parameter> parameters_;
   std::vector<LayerAt> layers_;
+  std::vector<int64_t> matrices_;
   PairAt last_norm_;
   int64_t size_ = 0, decaying_ = 0, tokens_ = 0, positions_ = 0, head_ = 0;
 };

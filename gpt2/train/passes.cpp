@@ -53,7 +53,7 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
   if (space_.on_gpu()) {
     const auto* begin = reinterpret_cast<const std::byte*>(host_.scale);
     const auto* end = reinterpret_cast<const std::byte*>(batch.documents ? host_.documents + all : host_.positions + all);
-    space_.upload(places_.in.scale, begin, static_cast<size_t>(end - begin));
+    space_.send(places_.in.scale, begin, static_cast<size_t>(end - begin));
   }
   return {batch.documents != nullptr, drops, std::count_if(batch.targets, batch.targets + given, [](int32_t target) { return target >= 0; })};
 }
@@ -84,7 +84,7 @@ void Passes::normalise(const float* x, const PairAt& at) const {
 
 // From dnormed; added to dx.
 void Passes::normalise_back(const float* x, const PairAt& at) const {
-  run(plans_.dnorm, {plans_.rows(), x, weight(at.weight), places_.dnormed, places_.dx, gradient(at.weight), gradient(at.bias)});
+  run(plans_.dnorm, {plans_.rows(), x, weight(at.weight), places_.dnormed, places_.dx, gradient(at.weight), gradient(at.bias), places_.dx_rounded});
 }
 
 void Passes::add_linear(const LinearPlans& linear, const void* x, const PairAt& at, const float* before, float* to, const Call& call, DropPlace place,
@@ -142,15 +142,24 @@ void Passes::loss(double* sums, bool gradient_too) const {
   show("loss", SeenTensor::Kind::kActivation, DType::kF32, 1, p.loss);
 }
 
-void Passes::backward(const Call& call) const {
+void Passes::backward(const Call& call, GradientExchange* exchange) const {
   const ParameterLayout& at = plans_.layout;
   const NetworkPlans::Places& p = places_;
   const int64_t rows = plans_.rows();
   space_.zero(p.dx, static_cast<size_t>(rows * plans_.config.n_embd) * sizeof(float));
   normalise_back(p.x.back(), at.last_norm());
-  for (int64_t i = plans_.config.n_layer; i-- > 0;) backward_layer(i, call);
+  const auto ready = [&](int64_t begin, int64_t end) {
+    if (exchange) exchange->ready(places_.gradients, begin, end, space_.stream());
+  };
+  for (int64_t i = plans_.config.n_layer; i-- > 0;) {
+    backward_layer(i, call);
+    ready(at.matrices_begin(i), at.matrices_begin(i + 1));
+  }
   if (call.drops) drop(DropPlace::kEmbedding, 0, p.dx, nullptr, p.dx);
   run(plans_.dembedding, {rows, p.in.ids, p.in.positions, p.dx, gradient(at.tokens()), gradient(at.positions())});
+  ready(at.matrices_begin(plans_.config.n_layer), at.size());
+  ready(0, at.matrices_begin(0));
+  if (exchange) exchange->finish(space_.stream());
 }
 
 void Passes::backward_layer(int64_t i, const Call& call) const {
@@ -162,7 +171,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   if (plans_.options.checkpoint_activations && i + 1 < plans_.config.n_layer) forward_layer(i, call);
 
   // MLP: x[i + 1] = middle + drop(activated(LayerNorm(middle) W + b) W' + b').
-  const float* dy = p.dx;
+  const void *residual = plans_.rounds() ? static_cast<const void*>(p.dx_rounded) : p.dx, *dy = residual;
   if (call.drops) drop(DropPlace::kMlp, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   run(plans_.mlp_proj.dx, {rows, dy, weight(at.mlp_proj.weight), nullptr, nullptr, p.dinner});
   run(plans_.dactivate, {rows, k.inner, p.dinner, p.dinner, p.activated});
@@ -174,7 +183,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   normalise_back(k.middle, at.ln_2);
 
   // Attention: middle = x[i] + drop(attention(LayerNorm(x[i]) W + b) W' + b').
-  dy = p.dx;
+  dy = residual;
   if (call.drops) drop(DropPlace::kAttention, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   run(plans_.attn_proj.dx, {rows, dy, weight(at.attn_proj.weight), nullptr, nullptr, p.dout});
   linear_gradients(plans_.attn_proj, k.o, dy, at.attn_proj);

@@ -29,7 +29,8 @@ class Passes {
   void forward(const Call& call) const;
   // Of what forward() left, added to `sums`; with `gradient` also that of the last LayerNorm's output, which backward() begins with.
   void loss(double* sums, bool gradient) const;
-  void backward(const Call& call) const;
+  // Hands gradients to `exchange`, unless it is null.
+  void backward(const Call& call, GradientExchange* exchange) const;
 
  private:
   enum class DropPlace { kEmbedding, kAttention, kMlp };

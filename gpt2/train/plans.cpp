@@ -24,13 +24,14 @@ NetworkOptions checked(const Config& c, const NetworkOptions& o) {
 
 ops::Activation activation_of(const Config& c) { return c.activation == Activation::kGeluTanh ? ops::Activation::kGeluTanh : ops::Activation::kGelu; }
 
-// `x` and `y`: dtypes of input and output; the gradient of the output has `y` too, that of the input `dx`.
-LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType x, DType y, DType dx, const Precision& precision, const ops::Device& device) {
+// `x` and `y`: dtypes of input and output; the gradient of the output has `dy`, that of the input `dx`.
+LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType x, DType y, DType dy, DType dx, const Precision& precision,
+                   const ops::Device& device) {
   const DType weight = precision.stored(Role::kWeights);
   return {{{rows, out, in, false, false, x, weight, y}, device},
-          {{rows, in, out, false, true, y, weight, dx}, device},
-          {{in, out, rows, true, false, x, y, precision.stored(Role::kGradients)}, device},
-          {{rows, out, y}, device}};
+          {{rows, in, out, false, true, dy, weight, dx}, device},
+          {{in, out, rows, true, false, x, dy, precision.stored(Role::kGradients)}, device},
+          {{rows, out, dy}, device}};
 }
 
 }  // namespace
@@ -38,6 +39,7 @@ LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType x, DType y, DTyp
 NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compute& compute)
     : config(c),
       options(checked(c, o)),
+      on_gpu(compute.gpu.has_value()),
       layout(c),
       square_sum({layout.size()}, device_of(compute)),
       loss_sums({o.sequences * o.seqlen}, device_of(compute)),
@@ -49,16 +51,17 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
     if (rule.fixed && rule.stored != DType::kF32) throw Error(std::string("operations have ") + rule.name + " in fp32 alone");
   const DType dtype = precision.stored(Role::kWeights), heads = precision.stored(Role::kQkv), inner = precision.stored(Role::kMlp),
               stream = precision.stored(Role::kResidual);
+  const DType dstream = rounds() ? precision.stored(Role::kActivationGradients) : stream;  // as products read the gradient of the stream
   const bool learned = c.positions == Positions::kLearned;
   embedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0, precision.stored(Role::kEmbeddings)}, device};
   norm = {{n, width, c.layer_norm_epsilon, dtype}, device};
-  qkv = linear(n, width, c.qkv_width(), dtype, heads, stream, precision, device);
-  attn_proj = linear(n, width, width, heads, stream, heads, precision, device);
-  fc = linear(n, width, c.n_inner, dtype, inner, stream, precision, device);
-  mlp_proj = linear(n, c.n_inner, width, inner, stream, inner, precision, device);
+  qkv = linear(n, width, c.qkv_width(), dtype, heads, heads, stream, precision, device);
+  attn_proj = linear(n, width, width, heads, stream, dstream, heads, precision, device);
+  fc = linear(n, width, c.n_inner, dtype, inner, inner, stream, precision, device);
+  mlp_proj = linear(n, c.n_inner, width, inner, stream, dstream, inner, precision, device);
   activate = {{n, c.n_inner, inner, activation_of(c)}, device};
   dactivate = {{n, c.n_inner, inner, activation_of(c)}, device};
-  loss = {{n, width, c.vocab_size, dtype}, device};
+  loss = {{n, width, c.vocab_size, dtype, c.padded_vocab()}, device};
   dnorm = {{n, width, c.layer_norm_epsilon, dtype}, device};
   dembedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0}, device};
   step = {{layout.size(), dtype}, device};
@@ -142,6 +145,7 @@ std::vector<TrainingMemory> NetworkPlans::place(std::byte* memory, Places& p) co
   take(p.dout, c.n_embd, size);
   take(p.dx, c.n_embd, f32);
   take(p.dnormed, c.n_embd, f32);
+  if (rounds()) take(p.dx_rounded, c.n_embd, size);
   for (float** numbers : {&p.loss, &p.largest}) take(*numbers, 1, f32);
   put(p.inputs, place_inputs(nullptr, p.in));
   if (memory) place_inputs(p.inputs, p.in);

@@ -23,11 +23,14 @@ struct NetworkPlans {
 
   int64_t rows() const { return options.sequences * options.seqlen; }
   size_t state_bytes() const { return static_cast<size_t>(layout.size()) * sizeof(float); }  // of one of the flat arrays
-  size_t weight_bytes() const;                                                               // 0 in fp32: the master weights are read
+  // On a GPU the products of a gradient of the residual stream take it rounded: LayerNorm's gradient leaves it so, unless dropout comes between.
+  bool rounds() const { return on_gpu && options.dtype != DType::kF32 && options.dropout == 0; }
+  size_t weight_bytes() const;  // 0 in fp32: the master weights are read
   std::vector<TrainingMemory> memory() const;
 
   const Config config;
   const NetworkOptions options;
+  const bool on_gpu;
   const ParameterLayout layout;
   ops::Plan<ops::SquareSum> square_sum;
   ops::Plan<ops::LossSums> loss_sums;
@@ -72,6 +75,7 @@ struct NetworkPlans {
     std::vector<Kept> kept;        // of each layer; with checkpoints one for all
     std::byte *normed = nullptr, *activated = nullptr, *dinner = nullptr, *dqkv = nullptr, *dout = nullptr;
     float *dx = nullptr, *dnormed = nullptr;  // dnormed: also a product before it is dropped
+    std::byte* dx_rounded = nullptr;          // null: there is none
     float *loss = nullptr, *largest = nullptr;
     std::byte *workspace = nullptr, *attention_workspace = nullptr;
     std::byte* inputs = nullptr;

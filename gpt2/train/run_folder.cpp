@@ -77,7 +77,17 @@ RunFolder::RunFolder(const std::string& path, bool resume) : path_(path) {
     throw Error("the folder '" + shown + "' holds a training run already; go on with it by --resume, or give a folder that is new or empty");
   lock();
   remove_unfinished(path_);
-  if (!described) return;
+  if (described) read_description();
+}
+
+std::unique_ptr<RunFolder> RunFolder::for_reading(const std::string& path, bool resume) {
+  std::unique_ptr<RunFolder> folder(new RunFolder(path));
+  std::error_code error;
+  if (resume && fs::exists(folder->file(kDescription), error)) folder->read_description();
+  return folder;
+}
+
+void RunFolder::read_description() {
   try {
     before_ = parse_description(files::read_whole(file(kDescription), kMostDescription));
   } catch (const std::runtime_error& e) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ class RunFolder {
   // Makes the folder, or takes one that is empty; with `resume` also one of a run. Throws Error where it holds something else, is no folder, or
   // another process trains into it.
   RunFolder(const std::string& path, bool resume);
+  // Of a process that writes nothing into it, beside the one that does: what that one has found is read, and nothing is made, locked or checked.
+  static std::unique_ptr<RunFolder> for_reading(const std::string& path, bool resume);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -36,7 +39,9 @@ class RunFolder {
   void describe(const RunDescription& run) const;
 
  private:
+  explicit RunFolder(const std::string& path) : path_(path) {}
   void lock();
+  void read_description();
 
   const std::string path_;
   bool made_ = false;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "gpt2/train/precision.h"
 
@@ -23,13 +24,17 @@ std::string first_bad(Network& network, Flat which) {
 
 int64_t steps_an_epoch(const Loader& loader, int64_t accumulate) { return (loader.batches_an_epoch() + accumulate - 1) / accumulate; }
 
-Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, const TrainState& state)
+Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, const TrainState& state, Group* group,
+                 std::function<bool()> asked_to_stop)
     : network_(network),
       loader_(loader),
       options_(options),
       state_(state),
-      scaler_(state.step > 0 ? LossScaler(Precision(options.dtype).scales_loss(), state.scaler)
-                             : LossScaler(Precision(options.dtype).scales_loss())) {
+      scaler_(state.step > 0 ? LossScaler(Precision(options.dtype).scales_loss(), state.scaler) : LossScaler(Precision(options.dtype).scales_loss())),
+      group_(group),
+      asked_to_stop_(std::move(asked_to_stop)) {
+  if (options.accumulate % ranks() != 0)
+    throw Error("a step of " + std::to_string(options.accumulate) + " batches cannot be shared by " + std::to_string(ranks()) + " processes");
   state_.scaler = scaler_.state();
   state_.position = loader.position();
 }
@@ -47,11 +52,61 @@ void Trainer::Held::hold(const Batch& from) {
 
 void Trainer::read_batches() {
   used_ = 0;
-  const int64_t epoch = loader_.position().epoch;
-  for (int64_t i = 0; i < options_.accumulate && loader_.position().epoch == epoch; ++i) {
+  const LoaderPosition begin = loader_.position();
+  batches_ = std::min(options_.accumulate, loader_.batches_an_epoch() - begin.batch);
+  for (int64_t i = 0; i < options_.accumulate / ranks() && loader_.position().epoch == begin.epoch; ++i) {
     if (held_.size() == used_) held_.emplace_back();
     held_[used_++].hold(loader_.next());
   }
+}
+
+// Of all ranks: gradients are divided by them. Where ranks are at different steps, nothing that follows would be right.
+void Trainer::agree_on_targets(LogLine& line) {
+  line.tokens = batches_ * options_.sequences * options_.seqlen;
+  for (size_t i = 0; i < used_; ++i) line.targets += held_[i].batch.target_count;
+  if (!group_) return;
+  group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, line.step);
+  const auto all = group_->all({static_cast<double>(line.step), static_cast<double>(line.targets)});
+  line.targets = 0;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].size() != 2 || all[r][0] != static_cast<double>(line.step))
+      throw Error("rank " + std::to_string(r) + " is at another step than " + std::to_string(line.step));
+    line.targets += static_cast<int64_t>(all[r][1]);
+  }
+}
+
+// A rank whose batch is padding has nothing to compute, but in the last pass, with which gradients are summed.
+void Trainer::run_passes(double scale) {
+  for (size_t i = 0; i < used_; ++i) {
+    const int64_t number = static_cast<int64_t>(i) * ranks() + rank();
+    GradientExchange* exchange = group_ && i + 1 == used_ ? &group_->gradients() : nullptr;
+    if (group_) {
+      group_->control().check();
+      group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, state_.step + 1);
+    }
+    if (number < batches_ || exchange) network_.pass(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
+  }
+}
+
+// The losses of all ranks. Gradients are the same numbers on all of them; whether they are good must be, too.
+void Trainer::add_losses_of_ranks(UpdateResult& update) {
+  stops_ = asked_to_stop_ && asked_to_stop_();
+  if (!group_) return;
+  const auto all = group_->all({stops_ ? 1.0 : 0.0, update.losses.loss, update.losses.logit_scale, update.gradient_norm, update.finite ? 1.0 : 0.0});
+  LossSum sum;
+  size_t other = 0;  // a rank whose gradients are not those of rank 0
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].size() != 5) throw Error("rank " + std::to_string(r) + " is at another place of the step than rank 0");
+    stops_ = stops_ || all[r][0] != 0;
+    sum.loss += all[r][1];
+    if (!(all[r][2] <= sum.logit_scale)) sum.logit_scale = all[r][2];  // NaN stays
+    if (all[r][4] != all[0][4] || (all[r][4] != 0 && all[r][3] != all[0][3])) other = r;
+  }
+  if (other > 0 && (std::isfinite(sum.loss) || options_.dtype == DType::kF16))  // a loss that is no number has words of its own
+    throw Error("the gradients of rank " + std::to_string(other) + " have the norm " + std::to_string(all[other][3]) + ", those of rank 0 " +
+                std::to_string(all[0][3]) + ": what was summed over processes is not the same on all");
+  sum.targets = update.losses.targets;
+  update.losses = sum;
 }
 
 void Trainer::stop(const std::string& what, const std::string& tensor) const {
@@ -62,8 +117,8 @@ void Trainer::stop(const std::string& what, const std::string& tensor) const {
 std::string Trainer::first_bad_tensor(double scale) {
   FirstBad first;
   network_.watch(&first);
-  uint64_t draw = state_.draws;
-  for (size_t i = 0; i < used_ && first.name().empty(); ++i) network_.accumulate(held_[i].batch, scale, draw++);
+  for (size_t i = 0; i < used_ && first.name().empty(); ++i)
+    network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(static_cast<int64_t>(i) * ranks() + rank()));
   network_.watch(nullptr);
   return first.name();
 }
@@ -73,20 +128,16 @@ LogLine Trainer::step() {
   read_batches();
   LogLine line;
   line.step = state_.step + 1;
-  for (size_t i = 0; i < used_; ++i) {
-    line.targets += held_[i].batch.target_count;
-    line.tokens += held_[i].batch.sequences * held_[i].batch.seqlen;
-  }
+  agree_on_targets(line);
   line.learning_rate = learning_rate(options_.schedule, line.step);
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
-  uint64_t draw = state_.draws;
   if (tracker_) {
     tracker_->begin(line.step, scaler_.scale());
     network_.watch(tracker_);
   }
-  for (size_t i = 0; i < used_; ++i) network_.pass(held_[i].batch, scale, draw++);
+  run_passes(scale);
   network_.watch(nullptr);
   AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
              options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
@@ -95,6 +146,7 @@ LogLine Trainer::step() {
     update = network_.update(adam);
   else
     update.losses = network_.losses();
+  add_losses_of_ranks(update);
   line.logit_scale = update.losses.logit_scale;
   line.loss = update.losses.loss / static_cast<double>(line.targets);
   line.gradient_norm = update.gradient_norm;
@@ -123,24 +175,33 @@ LogLine Trainer::step() {
   }
   line.overflows = scaler_.state().overflows;
   state_.step = line.step;
-  state_.draws = draw;
+  state_.draws += static_cast<uint64_t>(batches_);
+  warm_ = true;
   state_.scaler = scaler_.state();
   state_.position = loader_.position();
   line.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return line;
 }
 
-Validation validate(Network& network, const std::vector<std::string>& paths, const LoaderOptions& options, int64_t batches) {
+Validation validate(Network& network, const std::vector<std::string>& paths, const LoaderOptions& options, int64_t batches, Group* group) {
   LoaderOptions in_order = options;
   in_order.shuffle = false;
   Loader loader(paths, in_order);
-  const int64_t all = loader.batches_an_epoch();
+  const int64_t all = batches > 0 ? std::min(batches, loader.batches_an_epoch()) : loader.batches_an_epoch();
+  std::vector<double> mine;
+  for (int64_t i = options.rank; i < all; i += options.ranks) {
+    if (group) group->control().check();
+    const LossSum part = network.evaluate(loader.next());
+    mine.insert(mine.end(), {part.loss, static_cast<double>(part.targets)});
+  }
+  const std::vector<std::vector<double>> parts = group ? group->all(mine) : std::vector<std::vector<double>>{mine};
   Validation result;
   double sum = 0;
-  for (int64_t i = 0; i < (batches > 0 ? std::min(batches, all) : all); ++i) {
-    const LossSum part = network.evaluate(loader.next());
-    sum += part.loss;
-    result.targets += part.targets;
+  for (int64_t i = 0; i < all; ++i) {  // in the order of one process, which gives the same bits
+    const std::vector<double>& part = parts[static_cast<size_t>(i % options.ranks)];
+    const size_t at = 2 * static_cast<size_t>(i / options.ranks);
+    sum += part.at(at);
+    result.targets += static_cast<int64_t>(part.at(at + 1));
   }
   result.loss = sum / static_cast<double>(result.targets);
   return result;

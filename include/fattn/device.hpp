@@ -136,11 +136,27 @@ class Buffer : public Handle<fattn_cuda_free> {
   size_t bytes_ = 0;
 };
 
+// Memory of the host that copies of the device read and write while both go on. Empty by default.
+class HostBuffer : public Handle<fattn_cuda_host_free> {
+ public:
+  HostBuffer() = default;
+  HostBuffer(int device, size_t bytes) : Handle(device, make(device, bytes)) {}
+
+ private:
+  static void* make(int device, size_t bytes) {
+    void* memory = nullptr;
+    check(fattn_cuda_host_malloc(device, bytes, &memory));
+    return memory;
+  }
+};
+
 // A point in a stream; two of them measure the time between.
 class Event : public Handle<fattn_cuda_event_destroy> {
  public:
   explicit Event(int device) : Handle(device, make(device)) {}
   void record(void* stream = nullptr) { check(fattn_cuda_event_record(device(), get(), stream)); }
+  // Until the stream has come so far.
+  void wait() const { seconds_to(*this); }
   // Seconds from this event to `end`, which is waited for.
   double seconds_to(const Event& end) const {
     double seconds = 0;

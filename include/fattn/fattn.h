@@ -408,6 +408,9 @@ FATTN_API fattn_status fattn_cuda_synchronize(int32_t device);
 
 FATTN_API fattn_status fattn_cuda_malloc(int32_t device, size_t bytes, void** pointer); /* 0 bytes: a null pointer */
 FATTN_API fattn_status fattn_cuda_free(int32_t device, void* pointer);                  /* may be null */
+/* Memory of the host that stays where it is, so that copies from and to it need not wait for each other. */
+FATTN_API fattn_status fattn_cuda_host_malloc(int32_t device, size_t bytes, void** pointer); /* 0 bytes: a null pointer */
+FATTN_API fattn_status fattn_cuda_host_free(int32_t device, void* pointer);                  /* may be null */
 /* Copies between host and device, in the order of the stream: fattn_cuda_copy returns when it is done, _async at once, and then
  * host memory must live until the stream has come so far. */
 enum { FATTN_COPY_TO_DEVICE = 1, FATTN_COPY_TO_HOST = 2, FATTN_COPY_ON_DEVICE = 3 };

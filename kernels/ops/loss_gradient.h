@@ -53,12 +53,12 @@ __device__ __forceinline__ void loss_gradient(const LogitGradientParams& p) {
   if (!p.gradient) return;
   const auto scale = static_cast<float>(p.scale_at ? *p.scale_at : p.scale);
   const float share = bad ? kNan : scale / sum;
-  for (int first = 0; first < p.vocab; first += kStep) {
+  for (int first = 0; first < p.padded; first += kStep) {
     const int i = first + thread * 4;
     float4 x = {};
-    if (i < p.vocab) x = *reinterpret_cast<const float4*>(logits + i);  // the rest of the row is room without meaning
-    __syncthreads();                                                    // what is written here has been read: elements before this step's, or of it
-    if (i >= p.vocab) continue;
+    if (i < p.padded) x = *reinterpret_cast<const float4*>(logits + i);  // the rest of the row is room without meaning
+    __syncthreads();                                                     // what is written here has been read: elements before this step's, or of it
+    if (i >= p.padded) continue;
     const auto gradient = [&](int at, float logit) {
       return target == -1 || at >= p.vocab ? 0.0f : fmaf(weight_of(logit, greatest), share, at == target ? -scale : 0.0f);
     };

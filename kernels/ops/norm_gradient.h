@@ -143,9 +143,12 @@ __device__ __forceinline__ void norm_gradient(const NormGradientParams& p) {
           of_bias[k] += g[k];
         }
       }
+      const long long whole_at = row * kIn + at;
       if constexpr (Row::kHeld) {
         write_unit<float>(dx_row, at, dx[i]);
+        if (p.rounded) write_unit<typename Spec::Element>(p.rounded, whole_at, dx[i]);
       } else {
+        if (p.rounded) write_unit<typename Spec::Element>(p.rounded, whole_at, old);
         write_unit<float>(dx_row, at, old);
         write_unit<float>(own_weight, at, of_weight);
         write_unit<float>(own_bias, at, of_bias);

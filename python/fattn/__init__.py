@@ -20,6 +20,8 @@ A model as it is, without a change of its code:
     sdpa.activate         F.scaled_dot_product_attention by fattn
     transformers          attn_implementation="fattn" after the import;
                           transformers.compare shows time, memory and errors
+    compat.install        programs written for flash_attn and xFormers, as
+                          they are
     precision             which part computes in which dtype, and what
                           16 bits spoil
 

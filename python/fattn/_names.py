@@ -8,6 +8,7 @@ from typing import Any
 _TORCH = {"torch": (2, 10)}
 # The modules, and what each needs.
 MODULES: dict[str, dict[str, tuple[int, ...]]] = {
+    "compat": {},
     "lab": {"pandas": (2,)},
     "numpy": {"numpy": ()},
     "precision": _TORCH,

@@ -121,6 +121,19 @@ fattn_status fattn_cuda_free(int32_t device, void* memory) {
   return guarded([&] { cuda_device(device).free(address(memory)); });
 }
 
+fattn_status fattn_cuda_host_malloc(int32_t device, size_t bytes, void** out) {
+  return on_device(device, [&](CudaDevice& d, const CudaDriver& driver) {
+    checked(out, "pointer") = nullptr;
+    if (bytes > 0) d.check(driver.memHostAlloc(out, bytes, 0), text("allocating ", bytes, " bytes of the host's memory").c_str());
+  });
+}
+
+fattn_status fattn_cuda_host_free(int32_t device, void* memory) {
+  return on_device(device, [&](CudaDevice& d, const CudaDriver& driver) {
+    if (memory) d.check(driver.memFreeHost(memory), "freeing memory of the host");
+  });
+}
+
 fattn_status fattn_cuda_copy(int32_t device, int32_t direction, void* to, const void* from, size_t bytes, void* stream) {
   return copy_memory(device, direction, to, from, bytes, stream, true);
 }

@@ -67,6 +67,8 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.memGetInfo, "cuMemGetInfo_v2");
   bind(d.memAlloc, "cuMemAlloc_v2");
   bind(d.memFree, "cuMemFree_v2");
+  bind(d.memHostAlloc, "cuMemHostAlloc");
+  bind(d.memFreeHost, "cuMemFreeHost");
   bind(d.memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
   bind(d.memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
   bind(d.memcpyDtoDAsync, "cuMemcpyDtoDAsync_v2");
@@ -76,6 +78,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.streamCreate, "cuStreamCreate");
   bind(d.streamDestroy, "cuStreamDestroy_v2");
   bind(d.streamSynchronize, "cuStreamSynchronize");
+  bind(d.streamWaitEvent, "cuStreamWaitEvent");
   bind.optional(d.streamIsCapturing, "cuStreamIsCapturing");
   bind.optional(d.streamBeginCapture, "cuStreamBeginCapture_v2");
   bind.optional(d.streamEndCapture, "cuStreamEndCapture");
@@ -86,6 +89,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
 
   bind(d.eventCreate, "cuEventCreate");
   bind(d.eventRecord, "cuEventRecord");
+  bind(d.eventQuery, "cuEventQuery");
   bind(d.eventSynchronize, "cuEventSynchronize");
   bind(d.eventElapsedTime, "cuEventElapsedTime");
   bind(d.eventDestroy, "cuEventDestroy_v2");

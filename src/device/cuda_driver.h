@@ -175,6 +175,8 @@ struct CudaDriver {
   CUresult (*memGetInfo)(size_t* free, size_t* total) = nullptr;
   CUresult (*memAlloc)(CUdeviceptr* pointer, size_t bytes) = nullptr;
   CUresult (*memFree)(CUdeviceptr pointer) = nullptr;
+  CUresult (*memHostAlloc)(void** pointer, size_t bytes, unsigned flags) = nullptr;
+  CUresult (*memFreeHost)(void* pointer) = nullptr;
   CUresult (*memcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;
@@ -184,6 +186,7 @@ struct CudaDriver {
   CUresult (*streamCreate)(CUstream* stream, unsigned flags) = nullptr;
   CUresult (*streamDestroy)(CUstream stream) = nullptr;
   CUresult (*streamSynchronize)(CUstream stream) = nullptr;
+  CUresult (*streamWaitEvent)(CUstream stream, CUevent event, unsigned flags) = nullptr;
   OptionalFunction<CUresult(CUstream stream, int* status)> streamIsCapturing;
   OptionalFunction<CUresult(CUstream stream, CUstreamCaptureMode mode)> streamBeginCapture;
   OptionalFunction<CUresult(CUstream stream, CUgraph* graph)> streamEndCapture;
@@ -194,6 +197,7 @@ struct CudaDriver {
 
   CUresult (*eventCreate)(CUevent* event, unsigned flags) = nullptr;
   CUresult (*eventRecord)(CUevent event, CUstream stream) = nullptr;
+  CUresult (*eventQuery)(CUevent event) = nullptr;  // kCudaNotReady: not yet
   CUresult (*eventSynchronize)(CUevent event) = nullptr;
   CUresult (*eventElapsedTime)(float* milliseconds, CUevent start, CUevent end) = nullptr;
   CUresult (*eventDestroy)(CUevent event) = nullptr;

@@ -121,6 +121,10 @@ std::vector<std::string> package_folders() {
 std::vector<int> toolkit_majors() { return cuda_driver() && cuda_driver().version < 13000 ? std::vector<int>{12, 13} : std::vector<int>{13, 12}; }
 
 std::vector<std::string> toolkit_candidates(const char* library, std::initializer_list<const char*> wheels) {
+  return toolkit_candidates(library, wheels, toolkit_majors());
+}
+
+std::vector<std::string> toolkit_candidates(const char* library, std::initializer_list<const char*> wheels, const std::vector<int>& versions) {
   Strings folders;
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
     if (const std::string folder = folder_in(variable); !folder.empty()) add(folders, folder + "/lib64");
@@ -131,8 +135,8 @@ std::vector<std::string> toolkit_candidates(const char* library, std::initialize
   add(folders, "/opt/cuda/lib64");
   if (const std::string folder = folder_in("CONDA_PREFIX"); !folder.empty()) add(folders, folder + "/lib");
   Strings names;
-  for (const int major : toolkit_majors()) {
-    const std::string name = text(library, ".so.", major);
+  for (const int version : versions) {
+    const std::string name = text(library, ".so.", version);
     add(names, name);  // the loader's own folders
     for (const std::string& folder : folders)
       if (const std::string path = text(folder, "/", name); access(path.c_str(), R_OK) == 0) add(names, path);

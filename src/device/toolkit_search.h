@@ -11,6 +11,8 @@ namespace fattn::core {
 // What to open for `library` ("libnvrtc"), best first: bare names for the loader, else absolute paths of files that are there. `wheels`: folders
 // below those of Python's packages ("/nvidia/cu13/lib").
 std::vector<std::string> toolkit_candidates(const char* library, std::initializer_list<const char*> wheels);
+// The same of a library with versions of its own, best first: {2} for libnccl.so.2.
+std::vector<std::string> toolkit_candidates(const char* library, std::initializer_list<const char*> wheels, const std::vector<int>& versions);
 
 // The folders of Python's packages that are looked into.
 std::vector<std::string> package_folders();

@@ -42,8 +42,9 @@ struct NormGradientParams {
   const float* x;
   const void* weight;
   const float* dy;
-  float* dx;     // added to
-  float* parts;  // (CTAs, 2, width): dweight, dbias
+  float* dx;      // added to
+  void* rounded;  // null, or: dx in the dtype of the weight
+  float* parts;   // (CTAs, 2, width): dweight, dbias
   int rows;
   float epsilon;
 };
@@ -81,7 +82,7 @@ struct LogitGradientParams {
   float *loss, *largest;  // largest null: not wanted
   double scale;
   const double* scale_at;  // null, or: takes the place of `scale`
-  int rows, vocab, gradient;
+  int rows, vocab, padded, gradient;  // columns from vocab to `padded` have the gradient 0
 };
 
 // Added to sums[0], the largest to sums[1]; of rows with a target.

@@ -86,8 +86,10 @@ void check(const Dropout& p) {
 void check(const CrossEntropyGradient& p) {
   check_matrix(p.rows, p.width);
   check_size("vocab", p.vocab);
-  check_product("a weight", p.vocab, p.width);
+  check_product("a weight", std::max(p.vocab, p.padded), p.width);
   check_dtype(p.dtype);
+  if (p.padded != 0 && p.padded < p.vocab)
+    throw Error(ErrorCode::kInvalidArgument, text("a weight of ", p.padded, " rows for a vocabulary of ", p.vocab, "; allowed: as many, or more"));
 }
 void check(const LossSums&) {}
 void check(const SquareSum&) {}

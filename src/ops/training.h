@@ -75,6 +75,7 @@ struct LayerNormGradient {
     const void* weight = nullptr;
     const float* dy = nullptr;
     float *dx = nullptr, *dweight = nullptr, *dbias = nullptr;
+    void* rounded = nullptr;  // the new dx once more, in the dtype; null: not wanted
   };
 };
 
@@ -121,6 +122,9 @@ struct Dropout {
 struct CrossEntropyGradient {
   int64_t rows = 0, width = 0, vocab = 0;
   DType dtype = DType::kF32;  // of x and weight
+  // Rows that weight and dweight have: those from `vocab` on are 0, and stay so. Products of a GPU are several times as fast where it is a multiple
+  // of 64. 0: as many as vocab.
+  int64_t padded = 0;
   struct Buffers {
     int64_t rows = 0;
     const void *x = nullptr, *weight = nullptr;  // (vocab, width), not packed

@@ -96,7 +96,7 @@ def test_info(fattn):
     assert "scalar" in info["cpu"]["isas_available"]
     assert 1 <= info["cpu"]["usable_threads"] <= info["cpu"]["logical_cpus"]
     assert info["gpu"]["available"] == bool(info["gpu"]["devices"]) != bool(info["gpu"]["reason"])
-    assert {"OpenBLAS", "CUDA driver", "cuBLASLt", "NVRTC"} <= {library["name"] for library in info["libraries"]}
+    assert {"OpenBLAS", "CUDA driver", "cuBLASLt", "NCCL", "NVRTC"} <= {library["name"] for library in info["libraries"]}
     for library in info["libraries"]:
         assert bool(library["path"]) == library["loaded"] and bool(library["reason"]) != library["loaded"]
 

@@ -76,6 +76,7 @@ struct State {
   std::map<std::string, Kernel> kernels;
   Context contexts[kMaxDevices];
   std::map<uintptr_t, Allocation> memory;
+  std::set<void*> host_memory;
   std::set<Stream*> streams;
   std::set<Event*> events;
   std::set<Graph*> graphs;
@@ -224,6 +225,7 @@ STUB_EXPORT int64_t stub_alive(const char* what) {
   const std::string name = what;
   int64_t total = 0;
   if (name == "allocations") return static_cast<int64_t>(s.memory.size());
+  if (name == "host allocations") return static_cast<int64_t>(s.host_memory.size());
   if (name == "streams") return static_cast<int64_t>(s.streams.size());
   if (name == "events") return static_cast<int64_t>(s.events.size());
   if (name == "graphs") return static_cast<int64_t>(s.graphs.size());
@@ -380,6 +382,23 @@ STUB_EXPORT Result cuMemFree_v2(unsigned long long pointer) {
   return 0;
 }
 
+STUB_EXPORT Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+  ENTER(Needs::kContext);
+  if (bytes == 0) return kInvalidValue;
+  if (capturing(s)) return kCaptureUnsupported;
+  *pointer = std::malloc(bytes);
+  if (!*pointer) return kOutOfMemory;
+  s.host_memory.insert(*pointer);
+  return 0;
+}
+STUB_EXPORT Result cuMemFreeHost(void* pointer) {
+  ENTER(Needs::kContext);
+  if (capturing(s)) return kCaptureUnsupported;
+  if (s.host_memory.erase(pointer) == 0) return kInvalidValue;
+  std::free(pointer);
+  return 0;
+}
+
 STUB_EXPORT Result cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
   ENTER(Needs::kContext);
   return copy(s, lock, at(to), from, bytes, stream, to, 0);
@@ -418,6 +437,10 @@ STUB_EXPORT Result cuStreamSynchronize(void* stream) {
   ENTER(Needs::kContext);
   const Stream* found = stream_of(s, stream);
   return !found ? kInvalidHandle : found->capturing ? kCaptureUnsupported : 0;
+}
+STUB_EXPORT Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
+  ENTER(Needs::kContext);
+  return s.events.count(event) && stream_of(s, stream) ? 0 : kInvalidHandle;
 }
 #ifndef STUB_OLD
 STUB_EXPORT Result cuStreamBeginCapture_v2(void* stream, int) {
@@ -475,6 +498,10 @@ STUB_EXPORT Result cuEventRecord(Event* event, void* stream) {
   event->recorded = true;
   event->at = std::chrono::steady_clock::now();
   return 0;
+}
+STUB_EXPORT Result cuEventQuery(Event* event) {
+  ENTER(Needs::kContext);
+  return s.events.count(event) ? 0 : kInvalidHandle;
 }
 STUB_EXPORT Result cuEventSynchronize(Event* event) {
   ENTER(Needs::kContext);

@@ -22,8 +22,8 @@ class CudaStub {
   // The next `times` calls of the function return the status; -1: every call.
   void fault(const char* function, int status, int times = -1) const { at<void(const char*, int, int)>("stub_fault")(function, status, times); }
   int64_t calls(const char* function) const { return at<int64_t(const char*)>("stub_calls")(function); }
-  // What is alive: "allocations", "bytes", "streams", "events", "graphs", "modules", "contexts" (retained primary contexts). And how
-  // many there have been: "early launches", of kernels that may come up before the one before them has ended.
+  // What is alive: "allocations", "host allocations", "bytes", "streams", "events", "graphs", "modules", "contexts" (retained primary contexts). And
+  // how many there have been: "early launches", of kernels that may come up before the one before them has ended.
   int64_t alive(const char* what) const { return at<int64_t(const char*)>("stub_alive")(what); }
   // Launches of the kernel `name` call `run` with the kernel's one argument, a struct of `bytes` bytes (none if 0).
   void kernel(const char* name, void (*run)(const void* argument), size_t bytes) const {

@@ -89,9 +89,10 @@ class CpuLayerNormGradient final : public Kernel<LayerNormGradient> {
     workers_.run(parts, [&](int64_t part, int) {
       float* own = sums + part * 2 * width;
       std::memset(own, 0, static_cast<size_t>(2 * width) * sizeof(float));
-      const int64_t row = part * part_rows_, at = row * width;
-      kernels_.norm_gradient(kernel_dtype(p_.dtype), {b.x + at, b.dy + at, b.weight, b.dx + at, own, own + width, std::min(part_rows_, b.rows - row),
-                                                      width, static_cast<float>(p_.epsilon)});
+      const int64_t row = part * part_rows_, at = row * width, rows = std::min(part_rows_, b.rows - row);
+      kernels_.norm_gradient(kernel_dtype(p_.dtype),
+                             {b.x + at, b.dy + at, b.weight, b.dx + at, own, own + width, rows, width, static_cast<float>(p_.epsilon)});
+      if (b.rounded) kernels_.narrow(kernel_dtype(p_.dtype), b.dx + at, rows * width, bytes_at(b.rounded, at, size_of(p_.dtype)));
     });
     by_columns(workers_, width, [&](int64_t begin, int64_t count) {
       kernels_.column_sums(kKernelF32, sums + begin, 2 * width, parts, count, b.dweight + begin);

@@ -11,8 +11,10 @@
 namespace fattn::ops::cuda {
 namespace {
 
-constexpr int64_t kMostLogits = int64_t{64} << 20;  // of the workspace: 1024 rows of GPT-2's vocabulary
-constexpr int64_t kStrideUnit = 64;                 // so that rows of any vocabulary are aligned
+// Of the workspace: 8192 rows of GPT-2's vocabulary. Each part of the rows adds to all of dweight, which is read and written for it, and its dx is
+// to have tiles for all multiprocessors.
+constexpr int64_t kMostLogits = int64_t{512} << 20;
+constexpr int64_t kStrideUnit = 64;  // so that rows of any vocabulary are aligned
 
 class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
  public:
@@ -21,7 +23,8 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
         gpu_(device),
         matmuls_(gpu_.device()),
         key_(gpu_.key_of(KernelKind::kLossGradient, p.dtype)),
-        stride_(pieces(p.vocab, kStrideUnit) * kStrideUnit),
+        padded_(std::max(p.vocab, p.padded)),
+        stride_(pieces(padded_, kStrideUnit) * kStrideUnit),
         most_rows_(std::min(p.rows, std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostLogits / stride_)))))) {
     gpu_.load(key_);
     product_at_ = layout_.add({static_cast<int64_t>(Matmul::kMostWorkspace)});
@@ -51,6 +54,7 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
                                        b.scale_at,
                                        static_cast<int>(rows),
                                        static_cast<int>(p_.vocab),
+                                       static_cast<int>(padded_),
                                        b.dx ? 1 : 0};
       gpu_.launch(key_, rows, kLogitThreads, 0, &params, stream);
       if (!b.dx) continue;
@@ -67,7 +71,7 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
   // (rows, vocab) = x weight^T
   MatmulShape logits_of(int64_t rows, const CrossEntropyGradient::Buffers& b) const {
     MatmulShape s;
-    s.rows = rows, s.columns = p_.vocab, s.inner = p_.width;
+    s.rows = rows, s.columns = padded_, s.inner = p_.width;
     s.b_turned = true;
     s.dtype = p_.dtype;
     s.a_stride = s.b_stride = p_.width;
@@ -79,7 +83,7 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
   // (rows, width) = gradient weight
   MatmulShape dx_of(int64_t rows, const CrossEntropyGradient::Buffers& b) const {
     MatmulShape s;
-    s.rows = rows, s.columns = p_.width, s.inner = p_.vocab;
+    s.rows = rows, s.columns = p_.width, s.inner = padded_;
     s.dtype = p_.dtype;
     s.a_stride = gradient_stride();
     s.b_stride = s.c_stride = p_.width;
@@ -90,7 +94,7 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
   // (vocab, width) += gradient^T x
   MatmulShape dweight_of(int64_t rows, const CrossEntropyGradient::Buffers& b) const {
     MatmulShape s;
-    s.rows = p_.vocab, s.columns = p_.width, s.inner = rows;
+    s.rows = padded_, s.columns = p_.width, s.inner = rows;
     s.a_turned = true;
     s.dtype = p_.dtype;
     s.a_stride = gradient_stride();
@@ -104,7 +108,7 @@ class CudaCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
   const Gpu gpu_;
   const Matmuls matmuls_;
   const KernelKey key_;
-  const int64_t stride_, most_rows_;  // of the logits
+  const int64_t padded_, stride_, most_rows_;  // of the logits: columns, elements between rows, rows at a time
   core::WorkspaceLayout layout_;
   size_t product_at_ = 0, logits_at_ = 0;
 };

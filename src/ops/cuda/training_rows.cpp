@@ -107,10 +107,10 @@ class CudaLayerNormGradient final : public Kernel<LayerNormGradient> {
   size_t workspace_bytes() const override { return layout_.total(); }
   void execute(const LayerNormGradient::Buffers& b, void* workspace, void* stream) const override {
     KernelKey key = key_;
-    if (!in_fours(DType::kF32, {b.x, b.dy, b.dx})) key.wide = 0;
+    if (!in_fours(DType::kF32, {b.x, b.dy, b.dx}) || !in_fours(p_.dtype, {b.rounded})) key.wide = 0;
     auto* parts = static_cast<float*>(workspace);
     const int64_t n = ctas(b.rows);
-    const NormGradientParams params{b.x, b.weight, b.dy, b.dx, parts, static_cast<int>(b.rows), static_cast<float>(p_.epsilon)};
+    const NormGradientParams params{b.x, b.weight, b.dy, b.dx, b.rounded, parts, static_cast<int>(b.rows), static_cast<float>(p_.epsilon)};
     gpu_.launch(key, n, kOpsThreads, 0, &params, stream);
     join_.run(gpu_, parts, n, 2 * p_.width, b.dweight, b.dbias, p_.width, stream);
   }

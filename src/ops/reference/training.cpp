@@ -74,6 +74,7 @@ void layer_norm_gradient(const LayerNormGradient& p, const LayerNormGradient::Bu
     for (size_t i = 0; i < width; ++i) {
       float& dx = b.dx[r * p.width + static_cast<int64_t>(i)];
       dx = static_cast<float>(dx + (dnormal[i] - dmean - normal[i] * dot) / deviation);
+      if (b.rounded) write(b.rounded, p.dtype, r * p.width + static_cast<int64_t>(i), dx);
     }
   }
   for (size_t i = 0; i < width; ++i) b.dweight[i] = static_cast<float>(dweight[i]), b.dbias[i] = static_cast<float>(dbias[i]);

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
+MIGRATION = sorted((ROOT / "examples" / "python" / "migration").glob("*.py"))
 BLOCKS = [(name, i, block) for name in ("README.md", "docs/MIGRATION.md", "docs/BEST_PRACTICE.md", "docs/TROUBLESHOOTING.md", "docs/SERVING.md")
           for i, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL))]
 
@@ -22,6 +23,11 @@ def run(*command: str | pathlib.Path) -> str:
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_example(path):
     assert run(path)
+
+
+@pytest.mark.parametrize("path", MIGRATION, ids=[path.name for path in MIGRATION])
+def test_program_of_another_library(path):
+    assert "the same before and after" in run("-m", "fattn.compat", path)
 
 
 @pytest.mark.parametrize(("name", "index", "block"), BLOCKS, ids=[f"{name}-{i}" for name, i, _ in BLOCKS])
@@ -63,4 +69,4 @@ def test_every_option_of_flash_attn_has_a_line(option):
 
 
 def test_there_are_some():
-    assert len(EXAMPLES) >= 3 and len(BLOCKS) >= 5
+    assert len(EXAMPLES) >= 3 and len(MIGRATION) >= 5 and len(BLOCKS) >= 5

@@ -78,7 +78,7 @@ def test_info():
     info = json.loads(json.dumps(fattn.info()))
     assert info["version"] == fattn.__version__
     assert info["cpu"]["usable_threads"] >= 1 and info["cpu"]["isa"] in info["cpu"]["isas"]
-    assert {library["name"] for library in info["libraries"]} == {"OpenBLAS", "CUDA driver", "NVRTC", "cuBLASLt"}
+    assert {library["name"] for library in info["libraries"]} == {"OpenBLAS", "CUDA driver", "NVRTC", "cuBLASLt", "NCCL"}
     assert len(info["environment"]) == 6
     assert bool(info["cuda"]["devices"]) != bool(info["cuda"]["reason"])
 

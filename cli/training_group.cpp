@@ -1,0 +1,69 @@
+#include "cli/training_group.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <limits>
+
+#include "cli/gpt2.h"
+#include "cli/sanitize.h"
+#include "cli/training_setup.h"
+#include "cli/values.h"
+#include "gpt2/train/checkpoint_files.h"
+#include "gpt2/train/options.h"
+
+namespace fattn::cli {
+
+void GroupFlags::add_to(CLI::App& command) {
+  command.option_defaults()->group("Processes");
+  command
+      .add_option("--rendezvous", rendezvous,
+                  "Where processes meet: a FILE that is not there yet, in a folder that all see, or HOST:PORT of rank 0 [MASTER_ADDR and the port "
+                  "behind MASTER_PORT]")
+      ->type_name("PLACE");
+  command.add_option("--timeout", timeout, "Seconds that a process may be silent, or let others wait in a step, before all end with its rank")
+      ->check(number(0.5, 86400))
+      ->type_name("X")
+      ->capture_default_str();
+  command.add_option("--start-timeout", start_timeout, "Seconds to wait for all processes to come")
+      ->check(number(0.5, 86400))
+      ->type_name("X")
+      ->capture_default_str();
+  command.add_option("--bucket", bucket, "Gradients that are summed over processes at a time, while the backward pass goes on")
+      ->transform(CLI::AsSizeValue(true).description(""))
+      ->check(CLI::Range(uint64_t{4}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
+      ->type_name("SIZE")
+      ->default_str("25MiB");
+}
+
+std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Launch& launch) {
+  if (!launch.several()) return nullptr;
+  gpt2::ControlOptions options;
+  options.launch = launch;
+  options.timeout = flags.timeout;
+  options.start_timeout = flags.start_timeout;
+  options.abandon = [rank = launch.rank](const std::string& why) {
+    print_error(fmt::format("rank {}: {}; this process hung, and is ended", rank, printable(why)));
+    std::_Exit(kExitBadInput);
+  };
+  return std::make_unique<gpt2::Group>(options);
+}
+
+gpt2::Facts facts_of(const TrainingSetup& setup) {
+  const gpt2::RunDescription& run = setup.run;
+  gpt2::Facts facts;
+  const nlohmann::ordered_json options = to_json(run.options);
+  for (const auto& [key, value] : options.items()) {
+    std::string flag = "--" + key;
+    for (char& c : flag)
+      if (c == '_') c = '-';
+    facts.emplace_back(flag, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  facts.emplace_back("the model", gpt2::to_json(run.config, run.options.dtype));
+  facts.emplace_back("data of checksum", gpt2::hex_word(run.fingerprint));
+  facts.emplace_back("validation of", std::to_string(run.validation.size()) + " files");
+  facts.emplace_back("a beginning at step", std::to_string(setup.from ? setup.from->state.step : 0));
+  return facts;
+}
+
+}  // namespace fattn::cli
