@@ -522,6 +522,9 @@ TEST(CudaApi, BadArgumentsAreErrors) {
                   {"malloc", fattn_cuda_malloc(0, 8, nullptr)},
                   {"device", fattn_cuda_malloc(7, 8, &handle)},
                   {"free twice", (fattn_cuda_malloc(0, 8, &handle), fattn_cuda_free(0, handle), fattn_cuda_free(0, handle))},
+                  {"host malloc", fattn_cuda_host_malloc(0, 8, nullptr)},
+                  {"host free", fattn_cuda_host_free(0, host)},
+                  {"host free twice", (fattn_cuda_host_malloc(0, 8, &handle), fattn_cuda_host_free(0, handle), fattn_cuda_host_free(0, handle))},
                   {"direction", fattn_cuda_copy(0, 0, buffer.get(), host, 8, nullptr)},
                   {"to", fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, nullptr, host, 8, nullptr)},
                   {"from", fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, buffer.get(), nullptr, 8, nullptr)},
@@ -543,6 +546,12 @@ TEST(CudaApi, BadArgumentsAreErrors) {
               if (fattn_cuda_query(0, &unsized) != FATTN_ERROR_ABI) wrong += "a struct without its size";
               if (fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, nullptr, nullptr, 0, nullptr) != FATTN_OK) wrong += "a copy of nothing";
               if (fattn_cuda_free(0, nullptr) != FATTN_OK || fattn_cuda_stream_destroy(0, nullptr) != FATTN_OK) wrong += "destroying nothing";
+              cuda::HostBuffer pinned(0, 8), moved = std::move(pinned);
+              if (!moved.get() || fattn_cuda_host_free(0, nullptr) != FATTN_OK) wrong += "memory of the host";
+              buffer.copy_from(moved.get(), 8);
+              cuda::Event event(0);
+              event.record();
+              event.wait();
               return wrong;
             }),
             "");

@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_another_number(fattn, data, tmp_path):
             assert code == 2 and "a step of 6 batches (--accumulate) cannot be shared by 5 processes" in error
 
 
-LONG = [*SIZES, "--accumulate", 6, "--steps", 1_000_000, "--every", 1_000_000, "--threads", 1, "--timeout", 2]
+LONG = [*SIZES, "--accumulate", 6, "--steps", 1_000_000, "--every", 1_000_000, "--threads", 1, "--timeout", 4]
 
 
 def wait_for_steps(out: pathlib.Path, steps: int):
@@ -167,12 +167,12 @@ def test_a_rank_that_dies_or_stops_is_named(fattn, data, tmp_path, victim, how):
             _, error = processes.all[rank].communicate(timeout=30)
             assert processes.all[rank].returncode == 2
             assert f"rank {rank}: training stopped after step" in error
-            assert (f"rank {victim} has ended without a word" if how == signal.SIGKILL else f"rank {victim} has said nothing for 2 s") in error
-        assert time.monotonic() - began < 12
+            assert (f"rank {victim} has ended without a word" if how == signal.SIGKILL else f"rank {victim} has said nothing for 4 s") in error
+        assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("what, said", [("KILL", "rank 1 has ended without a word"), ("STALL", "rank 1 has stood still for 2 s"),
-                                        ("LOSE", "all ranks have waited for an exchange for 2 s")])
+@pytest.mark.parametrize("what, said", [("KILL", "rank 1 has ended without a word"), ("STALL", "rank 1 has stood still for 4 s"),
+                                        ("LOSE", "all ranks have waited for an exchange for 4 s")])
 def test_what_happens_inside_a_sum_is_named(fattn, data, tmp_path, what, said):
     with Processes(fattn, 3, [*LONG, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet"],
                    of_rank={1: {f"STUB_NCCL_{what}": "1:20"}}) as processes:

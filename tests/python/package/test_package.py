@@ -30,7 +30,7 @@ def test_is_the_installed_one_and_whole():
     assert fattn.__version__ == importlib.metadata.version("fattn")
     assert {"numpy.py", "py.typed"} <= {path.name for path in PACKAGE.iterdir()}
     for name in ("lib/libfattn.so", "lib/libfattn_profile.so", "lib/fattn_torch.so", "bin/fattn", "include/fattn/fattn.h", "include/fattn/fattn.hpp",
-                 "share/fattn/providers/torch_sdpa.py", "share/fattn/providers/_provider.py", "lib/cmake/fattn/fattnConfig.cmake"):
+                 "compat/peers/flash_attn/cute/interface.py", "compat/peers/xformers/ops/fmha/attn_bias.py", "share/fattn/providers/torch_sdpa.py", "share/fattn/providers/_provider.py", "lib/cmake/fattn/fattnConfig.cmake"):
         assert (PACKAGE / name).is_file(), name
 
 
