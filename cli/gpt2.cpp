@@ -47,6 +47,7 @@ void add_gpt2(CLI::App& app, int& exit_code) {
   add_gpt2_compare(*gpt2, exit_code);
   add_gpt2_bench(*gpt2, exit_code);
   add_gpt2_train(*gpt2, exit_code);
+  add_gpt2_precision(*gpt2, exit_code);
   add_gpt2_tokenize(*gpt2, exit_code);
   add_gpt2_tokenizer(*gpt2, exit_code);
   gpt2->footer(

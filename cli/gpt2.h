@@ -21,6 +21,7 @@ void add_gpt2_eval(CLI::App& gpt2, int& exit_code);
 void add_gpt2_compare(CLI::App& gpt2, int& exit_code);
 void add_gpt2_bench(CLI::App& gpt2, int& exit_code);
 void add_gpt2_train(CLI::App& gpt2, int& exit_code);
+void add_gpt2_precision(CLI::App& gpt2, int& exit_code);
 void add_gpt2_tokenize(CLI::App& gpt2, int& exit_code);
 void add_gpt2_tokenizer(CLI::App& gpt2, int& exit_code);  // train
 

@@ -1,4 +1,4 @@
-// `fattn gpt2 eval`: loss and perplexity on a text.
+// `fattn gpt2 eval`: loss and perplexity on a text; cli/gpt2_eval_task.cpp has the other tasks.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/gpt2.h"
+#include "cli/gpt2_eval.h"
 #include "cli/gpt2_model.h"
 #include "cli/json_output.h"
 #include "cli/kept.h"
@@ -28,14 +29,6 @@ namespace {
 
 using gpt2::Token;
 using Json = nlohmann::ordered_json;
-
-struct EvalFlags {
-  Gpt2ModelFlags model;
-  std::string file, tokenizer, json, logits;
-  int64_t context = 0, stride = 0, batch = 1, most = 0;
-  bool ids = false;
-  OutputFlags output;
-};
 
 std::vector<Token> tokens_of(const EvalFlags& flags, const gpt2::Config& config) {
   std::vector<Token> tokens;
@@ -96,6 +89,7 @@ int eval(const EvalFlags& flags) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     Json record = gpt2_record("eval");
     record.update(gpt2_compute_json(model, flags.model.model));
+    record["task"] = flags.task;
     record["context"] = context;
     record["stride"] = stride;
     record["tokens"] = e.tokens;
@@ -130,13 +124,37 @@ int eval(const EvalFlags& flags) {
   return kExitCheckFailed;
 }
 
+// A flag that another task has is an error, not ignored.
+void check_flags(const CLI::App& command, const EvalFlags& flags) {
+  const bool answers = flags.task == "qa" || flags.task == "summarise", documents = flags.task == "dialogue" || flags.task == "code";
+  const auto refuse = [&](const char* flag, bool allowed, const char* of) {
+    if (!allowed && command.count(flag) > 0) throw CLI::ValidationError(flag, fmt::format("is of --task {}, not of {}", of, flags.task));
+  };
+  for (const char* flag : {"--max-new-tokens", "--stop"}) refuse(flag, answers, "qa and summarise");
+  refuse("--limit", answers || documents, "qa, summarise, dialogue and code; --tokens is what limits a text");
+  for (const char* flag : {"--ids", "--tokens", "--logits"}) refuse(flag, !answers && !documents, "lm");
+  for (const char* flag : {"--context", "--stride"}) refuse(flag, !answers, "lm, dialogue and code");
+  refuse("--batch", !documents, "lm, qa and summarise");
+  if (flags.task != "lm" && (flags.file.empty() || flags.file == "-"))
+    throw CLI::ValidationError("--file", fmt::format("give the file or folder of the examples of --task {}", flags.task));
+}
+
 }  // namespace
 
 void add_gpt2_eval(CLI::App& gpt2, int& exit_code) {
-  CLI::App* command = gpt2.add_subcommand("eval", "Loss and perplexity on a text");
+  CLI::App* command = gpt2.add_subcommand("eval", "Loss and perplexity on a text; answers, summaries, dialogues and code as tasks");
   auto flags = std::make_shared<EvalFlags>();
   flags->model.add_to(*command);
-  command->add_option("--file,FILE", flags->file, "A text, or - for stdin [stdin]")->type_name("FILE|-");
+  command->add_option("--file,FILE", flags->file, "A text, or - for stdin [stdin]; of other tasks a file or folder")->type_name("FILE|-");
+  command
+      ->add_option("--task", flags->task,
+                   "lm: a text. qa, summarise: lines {\"prompt\", \"completion\"}. dialogue: lines {\"messages\"}. code: files, or a folder of them")
+      ->transform(one_of({"lm", "qa", "summarise", "dialogue", "code"}, {{"summarize", "summarise"}}))
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--limit", flags->limit, "Only so many examples or documents, from the beginning [all]")
+      ->check(whole_number(1))
+      ->type_name("N");
   command->add_flag("--ids", flags->ids, "The file has ids of tokens, divided by white space");
   command->add_option("--tokenizer", flags->tokenizer, "Its folder or file [the model's folder]")->type_name("PATH");
   command->add_option("--tokens", flags->most, "Only so many tokens, from the beginning")->check(whole_number(2))->type_name("N");
@@ -145,7 +163,13 @@ void add_gpt2_eval(CLI::App& gpt2, int& exit_code) {
   command->add_option("--stride", flags->stride, "From a window to the next; less than the context: they overlap [the context]")
       ->check(whole_number(1))
       ->type_name("N");
-  command->add_option("--batch", flags->batch, "Windows at once")->check(whole_number(1, 1 << 20))->type_name("N")->capture_default_str();
+  command->add_option("--batch", flags->batch, "Windows, or texts, at once")->check(whole_number(1, 1 << 20))->type_name("N")->capture_default_str();
+  command->add_option("-n,--max-new-tokens", flags->max_new_tokens, "Of an answer or a summary, at most [64, or half of the model's positions]")
+      ->check(whole_number(1))
+      ->type_name("N");
+  command->add_option("--stop", flags->stops, "Ends an answer or a summary before this string; may be given again")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
   command->option_defaults()->group("Output");
   command->add_option("--logits", flags->logits, "Write the logits of all tokens too, in fp32, as safetensors; no more than the model's positions")
       ->type_name("FILE");
@@ -154,9 +178,15 @@ void add_gpt2_eval(CLI::App& gpt2, int& exit_code) {
   flags->output.add_to(*command);
   command->footer(
       "Every token but the first has a loss, once. Blocks side by side are quick; windows that overlap (--stride 512) are what a model is judged by."
-      "\n\nFor example:\n  fattn gpt2 eval MODEL book.txt\n  fattn gpt2 eval MODEL book.txt --stride 512 --dtype bf16\n  fattn gpt2 eval MODEL --ids "
-      "book.ids --json -");
-  command->callback([flags, &exit_code] { exit_code = eval(*flags); });
+      " qa gives exact match and F1 as SQuAD has them, summarise ROUGE-L (Lin 2004, F with beta 1), of greedy texts; dialogue and code perplexity, "
+      "each "
+      "document by itself.\n\nFor example:\n  fattn gpt2 eval MODEL book.txt\n  fattn gpt2 eval MODEL book.txt --stride 512 --dtype bf16\n  fattn "
+      "gpt2 eval MODEL --ids "
+      "book.ids --json -\n  fattn gpt2 eval MODEL --task qa questions.jsonl --limit 200\n  fattn gpt2 eval MODEL --task code src");
+  command->callback([flags, command, &exit_code] {
+    check_flags(*command, *flags);
+    exit_code = flags->task == "lm" ? eval(*flags) : gpt2_eval_task(*flags);
+  });
 }
 
 }  // namespace fattn::cli

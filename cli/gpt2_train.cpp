@@ -16,6 +16,7 @@
 #include "cli/stop_request.h"
 #include "cli/training_flags.h"
 #include "cli/training_group.h"
+#include "cli/training_precision.h"
 #include "cli/training_report.h"
 #include "cli/training_setup.h"
 #include "cli/usage_error.h"
@@ -23,6 +24,7 @@
 #include "files/checksum.h"
 #include "gpt2/train/checkpoint_files.h"
 #include "gpt2/train/event_file.h"
+#include "gpt2/train/tracker.h"
 #include "gpt2/train/trainer.h"
 #include "gpt2/train/work.h"
 #include "measure/memory.h"
@@ -126,6 +128,8 @@ class TrainingRun {
                  [&stop] { return stop.signal() != 0; }) {
     if (setup.leads()) record_.emplace(flags, setup, trainer_.state().step);
     if (setup.from) restore_arrays(*setup.from, arrays_, [this](gpt2::Flat which, const float* numbers) { network_.restore(which, numbers); });
+    if (setup.leads() && !flags.track.empty())
+      trainer_.track(&tracker_.emplace(flags.track, trainer_.state().step, setup.run.options.dtype, setup.run.config.layer_norm_epsilon));
     result_.from = trainer_.state().step;
     if (setup.from) result_.checkpoint = setup.from->path;
     result_.pace.flops_per_token = gpt2::training_flops_per_token(setup.run.config, setup.run.options.seqlen);
@@ -138,6 +142,7 @@ class TrainingRun {
       steps(memory);
       if (record_) draw();
     } catch (const gpt2::NotANumber& e) {
+      say_track();
       throw gpt2::NotANumber(e.what() + last_good());
     } catch (const std::runtime_error& e) {
       throw gpt2::Error(fmt::format("training stopped after step {}: {}{}", trainer_.state().step, e.what(), last_good()));
@@ -149,6 +154,10 @@ class TrainingRun {
   const TrainingResult& result() const { return result_; }
   // Of the process that leads.
   const std::vector<LogLine>& lines() const { return record_->log.lines(); }
+  void say_track() const {
+    if (tracker_) say_precision(out_, *tracker_, flags_.track);
+  }
+  const gpt2::PrecisionTracker* tracker() const { return tracker_ ? &*tracker_ : nullptr; }
 
  private:
   std::string last_good() const {
@@ -225,7 +234,8 @@ class TrainingRun {
   gpt2::Group* const group_;
   const gpt2::Arrays arrays_;
   gpt2::Trainer trainer_;
-  std::optional<RunRecord> record_;  // of the process that leads
+  std::optional<RunRecord> record_;                // of the process that leads
+  std::optional<gpt2::PrecisionTracker> tracker_;  // of the process that leads
   TrainingResult result_;
 };
 
@@ -241,7 +251,8 @@ TrainingSetup set_up(const TrainingFlags& flags, const gpt2::Launch& launch, gpt
 int train(const TrainingFlags& flags, const gpt2::Launch& launch, gpt2::Group* group) {
   const bool leads = launch.rank == 0;
   if (leads) require_writable(flags.json);
-  if (leads && !flags.figure.empty()) require_writable(flags.figure);
+  for (const std::string& file : {flags.figure, flags.track})
+    if (leads && !file.empty()) require_writable(file);
   TrainingSetup setup = set_up(flags, launch, group);
   Output out(flags.output, flags.json);
   const StopRequest stop;  // before plans are made, which open OpenBLAS, whose threads take signals otherwise
@@ -261,8 +272,9 @@ int train(const TrainingFlags& flags, const gpt2::Launch& launch, gpt2::Group* g
   try {
     TrainingRun run(flags, setup, network, out, stop, group);
     run.run(taken);
+    run.say_track();
     if (leads) say_end(out, setup, memory, run.result(), run.lines());
-    if (leads && !flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines()), flags.json);
+    if (leads && !flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines(), run.tracker()), flags.json);
     if (stop.signal() == 0 && run.result().interrupted) return 128 + SIGTERM;  // another process was asked to
   } catch (const gpt2::NotANumber& e) {
     if (leads) print_error(printable(e.what()));

@@ -118,6 +118,10 @@ void add_kept(CLI::App& command, TrainingFlags& f) {
       ->capture_default_str();
   command.option_defaults()->group("Output");
   command.add_option("--figure", f.figure, "Draw the loss here too, as SVG")->type_name("FILE");
+  command
+      .add_option("--track-precision", f.track,
+                  "Look at every tensor of every step, and write a line of JSON for each that its dtype does not hold; slower")
+      ->type_name("FILE");
   command.add_option("--tensorboard", f.tensorboard, "Write event files for TensorBoard")->type_name("DIR");
   command.add_option("--status", f.status, "Say in this file what is being done; fattn watch shows it [status.json in the run's folder]")
       ->type_name("FILE");

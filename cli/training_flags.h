@@ -29,7 +29,7 @@ struct TrainingFlags {
   uint64_t memory_limit = 0;
 
   int64_t every = 500, keep = 2, eval_every = 0, eval_batches = 0;
-  std::string tensorboard, figure, status, json;
+  std::string tensorboard, figure, status, track, json;
   GroupFlags group;
   OutputFlags output;
 

@@ -8,6 +8,7 @@
 #include "cli/gpt2.h"
 #include "cli/gpt2_model.h"
 #include "cli/sanitize.h"
+#include "cli/training_precision.h"
 #include "cli/whole_file.h"
 #include "files/json.h"
 #include "gpt2/train/checkpoint_files.h"
@@ -202,7 +203,7 @@ void draw_training(const std::string& file, const std::vector<LogLine>& lines) {
 }
 
 Json training_record(const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory, const std::optional<TrainingResult>& result,
-                     const std::vector<LogLine>& lines) {
+                     const std::vector<LogLine>& lines, const gpt2::PrecisionTracker* tracker) {
   const gpt2::RunDescription& run = setup.run;
   Json record = gpt2_record("train");
   record["config"] = Json::parse(gpt2::to_json(run.config, run.options.dtype));
@@ -238,6 +239,7 @@ Json training_record(const TrainingSetup& setup, const std::vector<gpt2::Trainin
                    {"seconds", result->pace.seconds},
                    {"memory_measured", result->measured_memory > 0 ? Json(result->measured_memory) : Json()},
                    {"checkpoint", result->checkpoint.empty() ? Json() : Json(printable(result->checkpoint))}};
+  if (tracker) record["run"]["precision"] = precision_json(*tracker);
   return record;
 }
 

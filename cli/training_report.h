@@ -11,6 +11,7 @@
 #include "cli/training_setup.h"
 #include "gpt2/train/log.h"
 #include "gpt2/train/network.h"
+#include "gpt2/train/tracker.h"
 
 namespace fattn::cli {
 
@@ -51,6 +52,7 @@ void say_end(const Output& out, const TrainingSetup& setup, const std::vector<gp
 void draw_training(const std::string& file, const std::vector<gpt2::LogLine>& lines);
 
 nlohmann::ordered_json training_record(const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory,
-                                       const std::optional<TrainingResult>& result, const std::vector<gpt2::LogLine>& lines);
+                                       const std::optional<TrainingResult>& result, const std::vector<gpt2::LogLine>& lines,
+                                       const gpt2::PrecisionTracker* tracker = nullptr);
 
 }  // namespace fattn::cli

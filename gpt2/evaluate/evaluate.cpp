@@ -11,25 +11,25 @@ namespace fattn::gpt2 {
 namespace {
 
 constexpr int64_t kFewestWindows = 8;
-constexpr double kNormal95 = 1.959964;
 
 struct Sums {
   std::vector<double> losses;  // of each window, or token
   std::vector<double> counts;
 };
 
-double deviation_of(const Sums& sums, double mean, double total) {
-  const auto n = static_cast<double>(sums.losses.size());
+}  // namespace
+
+double scatter_of(const std::vector<double>& sums, const std::vector<double>& counts, double mean) {
+  const auto n = static_cast<double>(sums.size());
   if (n < 2) return std::numeric_limits<double>::quiet_NaN();
-  double squares = 0;
-  for (size_t i = 0; i < sums.losses.size(); ++i) {
-    const double off = sums.losses[i] - sums.counts[i] * mean;
+  double squares = 0, total = 0;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double off = sums[i] - counts[i] * mean;
     squares += off * off;
+    total += counts[i];
   }
   return std::sqrt(squares * n / (n - 1)) / total;
 }
-
-}  // namespace
 
 double Evaluation::perplexity() const { return std::exp(loss); }
 
@@ -89,7 +89,8 @@ Evaluation evaluate(Session& session, const std::vector<Token>& tokens, const st
     }
     result.loss = sum / static_cast<double>(result.tokens);
     result.of_windows = static_cast<int64_t>(windows.size()) >= kFewestWindows;
-    const double deviation = deviation_of(result.of_windows ? by_window : by_token, result.loss, static_cast<double>(result.tokens));
+    const Sums& by = result.of_windows ? by_window : by_token;
+    const double deviation = scatter_of(by.losses, by.counts, result.loss);
     result.loss_low = result.loss - kNormal95 * deviation;
     result.loss_high = result.loss + kNormal95 * deviation;
     if (done) done(result);

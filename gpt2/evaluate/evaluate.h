@@ -25,6 +25,10 @@ struct Evaluation {
   double perplexity() const;
 };
 
+// The standard deviation of a mean that is a ratio: of sums over parts of a text, and how many numbers each has. NaN: there is one part alone.
+double scatter_of(const std::vector<double>& sums, const std::vector<double>& counts, double mean);
+inline constexpr double kNormal95 = 1.959964;
+
 // The session was made with `hidden`, and has room for a window in a step. done(windows) after each step.
 Evaluation evaluate(Session& session, const std::vector<Token>& tokens, const std::vector<Window>& windows,
                     const std::function<void(const Evaluation&)>& done = {});

@@ -87,13 +87,17 @@ struct Network::State {
     sent[turn].record(space.stream());
     return call;
   }
-  Passes passes(const NetworkPlans::Inputs& from) const { return {plans, places, from, space}; }
+  Passes passes(const NetworkPlans::Inputs& from) const {
+    Passes passes(plans, places, from, space);
+    passes.watch(watcher);
+    return passes;
+  }
   Passes passes() const { return passes(host[0]); }
 
   // `work`, or on a GPU from its second time on the graph of it.
   template <class Work>
   void run(Kind kind, const Work& work) {
-    if (!space.on_gpu() || !plans.options.graph || !why_no_graph.empty()) return work();
+    if (!space.on_gpu() || !plans.options.graph || !why_no_graph.empty() || watcher) return work();
     const auto [at, first] = graphs.try_emplace(kind);
     if (first) return work();  // what a number of rows needs besides is made now
     if (!at->second) {
@@ -130,6 +134,7 @@ struct Network::State {
   std::map<Kind, std::optional<cuda::Graph>> graphs;
   std::array<double, 5> constants{};  // of the update's
   std::string why_no_graph;
+  PassWatcher* watcher = nullptr;
 };
 
 Network::Network(const Config& config, const Weights& weights, const NetworkOptions& options, const Compute& compute)
@@ -186,6 +191,8 @@ LossSum Network::evaluate(const Batch& batch) {
   return {results.evaluation[0], call.targets, results.evaluation[1]};
 }
 
+void Network::watch(PassWatcher* watcher) { state_->watcher = watcher; }
+
 UpdateResult Network::update(const AdamW& adam) {
   if (adam.step < 1) throw Error("step " + std::to_string(adam.step) + " of the optimizer; allowed: 1 and above");
   for (const auto& [name, beta] : {std::pair("beta1", adam.beta1), std::pair("beta2", adam.beta2)})
@@ -231,6 +238,7 @@ UpdateResult Network::update(const AdamW& adam) {
 
 const std::vector<Parameter>& Network::parameters() const { return state_->plans.layout.parameters(); }
 int64_t Network::flat_size() const { return state_->plans.layout.size(); }
+int64_t Network::vocab_size() const { return state_->plans.config.vocab_size; }
 const std::string& Network::why_no_graph() const { return state_->why_no_graph; }
 const float* Network::flat(Flat which) {
   if (!state_->space.on_gpu()) return state_->flat(which);

@@ -12,6 +12,7 @@
 #include "gpt2/data/batch.h"
 #include "gpt2/model/model.h"
 #include "gpt2/train/gradient_exchange.h"
+#include "gpt2/train/watcher.h"
 #include "gpt2/weights/weights.h"
 
 namespace fattn::gpt2 {
@@ -85,6 +86,8 @@ class Network {
   LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
   // Forward pass alone, without dropout.
   LossSum evaluate(const Batch& batch);
+  // Is shown what passes compute from now on, tensor by tensor, until it is null; it must outlive that.
+  void watch(PassWatcher* watcher);
   UpdateResult update(const AdamW& adam);
 
   // Why steps are not replayed from a graph, though the options ask for it; empty: they are, or there is no GPU.
@@ -92,6 +95,7 @@ class Network {
 
   const std::vector<Parameter>& parameters() const;
   int64_t flat_size() const;
+  int64_t vocab_size() const;
   // In memory of the host, up to date; from a GPU a copy, valid until the next call.
   const float* flat(Flat which);
   // Replaces a whole array; of kMaster also the weights that products read.

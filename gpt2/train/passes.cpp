@@ -106,7 +106,11 @@ void Passes::forward(const Call& call) const {
   float* x = places_.x[0];
   run(plans_.embedding, {plans_.rows(), places_.in.ids, places_.in.positions, weight(at.tokens()), learned ? weight(at.positions()) : nullptr, x});
   if (call.drops) drop(DropPlace::kEmbedding, 0, x, nullptr, x);
-  for (int64_t i = 0; i < plans_.config.n_layer; ++i) forward_layer(i, call);
+  show("embedding", SeenTensor::Kind::kResidual, DType::kF32, plans_.config.n_embd, x);
+  for (int64_t i = 0; i < plans_.config.n_layer; ++i) {
+    forward_layer(i, call);
+    show_layer(i);
+  }
 }
 
 void Passes::forward_layer(int64_t i, const Call& call) const {
@@ -129,11 +133,13 @@ void Passes::forward_layer(int64_t i, const Call& call) const {
 void Passes::loss(double* sums, bool gradient_too) const {
   const NetworkPlans::Places& p = places_;
   normalise(p.x.back(), plans_.layout.last_norm());
+  show("ln_f.out", SeenTensor::Kind::kActivation, plans_.options.dtype, plans_.config.n_embd, p.normed);
   ops::CrossEntropyGradient::Buffers b{plans_.rows(), p.normed, weight(plans_.layout.head()), p.in.targets, p.loss, p.largest};
   if (gradient_too) b.dx = p.dnormed, b.dweight = gradient(plans_.layout.head());
   b.scale_at = p.in.scale;
   run(plans_.loss, b);
   run(plans_.loss_sums, {plans_.rows(), p.in.targets, p.loss, p.largest, sums});
+  show("loss", SeenTensor::Kind::kActivation, DType::kF32, 1, p.loss);
 }
 
 void Passes::backward(const Call& call, GradientExchange* exchange) const {
@@ -170,6 +176,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   run(plans_.mlp_proj.dx, {rows, dy, weight(at.mlp_proj.weight), nullptr, nullptr, p.dinner});
   run(plans_.dactivate, {rows, k.inner, p.dinner, p.dinner, p.activated});
   linear_gradients(plans_.mlp_proj, p.activated, dy, at.mlp_proj);
+  show_gradient(i, ".mlp.inner", plans_.options.dtype, plans_.config.n_inner, p.dinner);
   normalise(k.middle, at.ln_2);
   linear_gradients(plans_.fc, p.normed, p.dinner, at.fc);
   run(plans_.fc.dx, {rows, p.dinner, weight(at.fc.weight), nullptr, nullptr, p.dnormed});
@@ -180,13 +187,16 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   if (call.drops) drop(DropPlace::kAttention, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   run(plans_.attn_proj.dx, {rows, dy, weight(at.attn_proj.weight), nullptr, nullptr, p.dout});
   linear_gradients(plans_.attn_proj, k.o, dy, at.attn_proj);
+  show_gradient(i, ".attn.out", plans_.options.dtype, plans_.config.n_embd, p.dout);
   plans_.attention.backward(attention(i, call), p.dout, p.dqkv);
+  show_gradient(i, ".attn.qkv", plans_.options.dtype, plans_.config.qkv_width(), p.dqkv);
   if (plans_.config.positions == Positions::kRotary) run(plans_.turn_back, {rows, p.dqkv, p.in.positions});
   const float* x = p.x[static_cast<size_t>(i)];
   normalise(x, at.ln_1);
   linear_gradients(plans_.qkv, p.normed, p.dqkv, at.qkv);
   run(plans_.qkv.dx, {rows, p.dqkv, weight(at.qkv.weight), nullptr, nullptr, p.dnormed});
   normalise_back(x, at.ln_1);
+  show_gradient(i, ".in", DType::kF32, plans_.config.n_embd, p.dx);
 }
 
 }  // namespace fattn::gpt2

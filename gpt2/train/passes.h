@@ -6,6 +6,7 @@
 
 #include "gpt2/data/batch.h"
 #include "gpt2/train/plans.h"
+#include "gpt2/train/watcher.h"
 
 namespace fattn::gpt2 {
 
@@ -14,6 +15,9 @@ class Passes {
   // `host`: where the host writes what it says of a pass; on the host itself those of the places.
   Passes(const NetworkPlans& plans, const NetworkPlans::Places& places, const NetworkPlans::Inputs& host, const MemorySpace& space)
       : plans_(plans), places_(places), host_(host), space_(space) {}
+
+  // Is shown what the passes compute from now on, tensor by tensor; null: nobody.
+  void watch(PassWatcher* watcher) { watcher_ = watcher; }
 
   struct Call {
     bool documents = false, drops = false;
@@ -51,11 +55,16 @@ class Passes {
   void linear_gradients(const LinearPlans& linear, const void* x, const void* dy, const PairAt& at) const;
   void drop(DropPlace place, int64_t i, const float* x, const float* add, float* to) const;
   TrainingAttention::Call attention(int64_t i, const Call& call) const;
+  // To the watcher, if there is one (watcher.cpp).
+  void show(const std::string& name, SeenTensor::Kind kind, DType dtype, int64_t width, const void* data) const;
+  void show_layer(int64_t i) const;
+  void show_gradient(int64_t i, const char* of, DType dtype, int64_t width, const void* data) const;
 
   const NetworkPlans& plans_;
   const NetworkPlans::Places& places_;
   const NetworkPlans::Inputs& host_;
   const MemorySpace& space_;
+  PassWatcher* watcher_ = nullptr;
 };
 
 }  // namespace fattn::gpt2

@@ -6,6 +6,7 @@
 #include "fattn/error.hpp"
 #include "gpt2/error.h"
 #include "gpt2/model/block.h"
+#include "gpt2/train/precision.h"
 
 namespace fattn::gpt2 {
 namespace {
@@ -24,10 +25,12 @@ NetworkOptions checked(const Config& c, const NetworkOptions& o) {
 ops::Activation activation_of(const Config& c) { return c.activation == Activation::kGeluTanh ? ops::Activation::kGeluTanh : ops::Activation::kGelu; }
 
 // `x` and `y`: dtypes of input and output; the gradient of the output has `dy`, that of the input `dx`.
-LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType dtype, DType y, DType dy, DType dx, const ops::Device& device) {
-  return {{{rows, out, in, false, false, dtype, dtype, y}, device},
-          {{rows, in, out, false, true, dy, dtype, dx}, device},
-          {{in, out, rows, true, false, dtype, dy, DType::kF32}, device},
+LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType x, DType y, DType dy, DType dx, const Precision& precision,
+                   const ops::Device& device) {
+  const DType weight = precision.stored(Role::kWeights);
+  return {{{rows, out, in, false, false, x, weight, y}, device},
+          {{rows, in, out, false, true, dy, weight, dx}, device},
+          {{in, out, rows, true, false, x, dy, precision.stored(Role::kGradients)}, device},
           {{rows, out, dy}, device}};
 }
 
@@ -43,16 +46,21 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
       attention(c, o, compute) {
   const ops::Device device = device_of(compute);
   const int64_t n = rows(), width = c.n_embd;
-  const DType dtype = o.dtype, f32 = DType::kF32;
+  const Precision precision(o.dtype);
+  for (const PrecisionRule& rule : precision.rules())
+    if (rule.fixed && rule.stored != DType::kF32) throw Error(std::string("operations have ") + rule.name + " in fp32 alone");
+  const DType dtype = precision.stored(Role::kWeights), heads = precision.stored(Role::kQkv), inner = precision.stored(Role::kMlp),
+              stream = precision.stored(Role::kResidual);
+  const DType dstream = rounds() ? precision.stored(Role::kActivationGradients) : stream;  // as products read the gradient of the stream
   const bool learned = c.positions == Positions::kLearned;
-  embedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0, dtype}, device};
+  embedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0, precision.stored(Role::kEmbeddings)}, device};
   norm = {{n, width, c.layer_norm_epsilon, dtype}, device};
-  qkv = linear(n, width, c.qkv_width(), dtype, dtype, dtype, f32, device);
-  attn_proj = linear(n, width, width, dtype, f32, rounds() ? dtype : f32, dtype, device);
-  fc = linear(n, width, c.n_inner, dtype, dtype, dtype, f32, device);
-  mlp_proj = linear(n, c.n_inner, width, dtype, f32, rounds() ? dtype : f32, dtype, device);
-  activate = {{n, c.n_inner, dtype, activation_of(c)}, device};
-  dactivate = {{n, c.n_inner, dtype, activation_of(c)}, device};
+  qkv = linear(n, width, c.qkv_width(), dtype, heads, heads, stream, precision, device);
+  attn_proj = linear(n, width, width, heads, stream, dstream, heads, precision, device);
+  fc = linear(n, width, c.n_inner, dtype, inner, inner, stream, precision, device);
+  mlp_proj = linear(n, c.n_inner, width, inner, stream, dstream, inner, precision, device);
+  activate = {{n, c.n_inner, inner, activation_of(c)}, device};
+  dactivate = {{n, c.n_inner, inner, activation_of(c)}, device};
   loss = {{n, width, c.vocab_size, dtype, c.padded_vocab()}, device};
   dnorm = {{n, width, c.layer_norm_epsilon, dtype}, device};
   dembedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0}, device};
@@ -61,7 +69,7 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
   for (const LinearPlans* l : {&qkv, &attn_proj, &fc, &mlp_proj}) note(l->forward, l->dx, l->dweight, l->dbias);
   note(square_sum, loss_sums, embedding, norm, activate, dactivate, loss, dnorm, dembedding, step);
   if (!learned) {
-    ops::Rotary rotary{n, c.n_head + c.n_kv_head, c.headdim(), c.qkv_width(), dtype, c.rope_theta};
+    ops::Rotary rotary{n, c.n_head + c.n_kv_head, c.headdim(), c.qkv_width(), heads, c.rope_theta};
     turn = {rotary, device};
     rotary.back = true;
     turn_back = {rotary, device};

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "gpt2/train/precision.h"
+
 namespace fattn::gpt2 {
 namespace {
 
@@ -28,7 +30,7 @@ Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, 
       loader_(loader),
       options_(options),
       state_(state),
-      scaler_(state.step > 0 ? LossScaler(options.dtype == DType::kF16, state.scaler) : LossScaler(options.dtype == DType::kF16)),
+      scaler_(state.step > 0 ? LossScaler(Precision(options.dtype).scales_loss(), state.scaler) : LossScaler(Precision(options.dtype).scales_loss())),
       group_(group),
       asked_to_stop_(std::move(asked_to_stop)) {
   if (options.accumulate % ranks() != 0)
@@ -112,6 +114,15 @@ void Trainer::stop(const std::string& what, const std::string& tensor) const {
                    (tensor.empty() ? "" : "; the first tensor that is not finite is " + tensor));
 }
 
+std::string Trainer::first_bad_tensor(double scale) {
+  FirstBad first;
+  network_.watch(&first);
+  for (size_t i = 0; i < used_ && first.name().empty(); ++i)
+    network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(static_cast<int64_t>(i) * ranks() + rank()));
+  network_.watch(nullptr);
+  return first.name();
+}
+
 LogLine Trainer::step() {
   const auto begin = std::chrono::steady_clock::now();
   read_batches();
@@ -122,7 +133,12 @@ LogLine Trainer::step() {
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
+  if (tracker_) {
+    tracker_->begin(line.step, scaler_.scale());
+    network_.watch(tracker_);
+  }
   run_passes(scale);
+  network_.watch(nullptr);
   AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
              options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
   UpdateResult update;
@@ -134,15 +150,22 @@ LogLine Trainer::step() {
   line.logit_scale = update.losses.logit_scale;
   line.loss = update.losses.loss / static_cast<double>(line.targets);
   line.gradient_norm = update.gradient_norm;
-  const std::string gradient = update.first_bad.empty() ? "" : "the gradient of '" + update.first_bad + "'";
+  if (tracker_) {
+    tracker_->see_logits(line.logit_scale, line.targets, network_.vocab_size());
+    tracker_->see_gradients(network_);
+    tracker_->end();
+  }
   const bool fp16 = options_.dtype == DType::kF16;
   if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
     const std::string weight = first_bad(network_, Flat::kMaster);
-    stop("the loss is not a number", weight.empty() ? gradient : "'" + weight + "'");
+    stop("the loss is not a number", weight.empty() ? first_bad_tensor(scale) : "the weight '" + weight + "'");
   }
   if (!update.finite) {
-    if (!fp16) stop("a gradient is not finite", gradient);
-    if (!scaler_.overflow()) stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate", gradient);
+    if (!scaler_.overflow()) {
+      const std::string tensor = first_bad_tensor(scale);
+      stop(fp16 ? "gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate" : "a gradient is not finite",
+           tensor.empty() ? "the gradient of '" + update.first_bad + "'" : tensor);
+    }
     line.skipped = true;
   } else if (line.targets > 0) {
     ++state_.updates;

@@ -13,6 +13,7 @@
 #include "gpt2/train/network.h"
 #include "gpt2/train/options.h"
 #include "gpt2/train/state.h"
+#include "gpt2/train/tracker.h"
 
 namespace fattn::gpt2 {
 
@@ -35,6 +36,8 @@ class Trainer {
 
   // The loss is the mean over the targets of all batches of the step. Throws NotANumber, before anything of the weights has changed.
   LogLine step();
+  // Is shown every tensor of the steps from now on; it must outlive the trainer.
+  void track(PrecisionTracker* tracker) { tracker_ = tracker; }
   const TrainState& state() const { return state_; }
   // Whether any process is to end after the last step.
   bool stops() const { return stops_; }
@@ -53,6 +56,8 @@ class Trainer {
   void run_passes(double scale);
   void add_losses_of_ranks(UpdateResult& update);
   [[noreturn]] void stop(const std::string& what, const std::string& tensor) const;
+  // Computes the step's batches again and names the first tensor with a number that is none; empty: there is none.
+  std::string first_bad_tensor(double scale);
 
   Network& network_;
   Loader& loader_;
@@ -61,6 +66,7 @@ class Trainer {
   LossScaler scaler_;
   std::vector<Held> held_;  // `used_` of them are the step's
   size_t used_ = 0;
+  PrecisionTracker* tracker_ = nullptr;
   int64_t batches_ = 0;  // of all ranks in this step, without those of padding
   Group* const group_;
   const std::function<bool()> asked_to_stop_;

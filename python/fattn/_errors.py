@@ -14,6 +14,8 @@ _SHARDS_MESSAGE = re.compile(r"Operator fattn\.\w+\.default does not have a shar
 _KIND_MESSAGE = re.compile(r"Could not run 'fattn::\w+' with arguments from the '(?:Autograd)?(\w+)' backend")
 # What an operator says where torch's allocator refused.
 _NO_MEMORY = re.compile(r"(CUDA out of memory\. Tried|DefaultCPUAllocator: can't allocate memory: you tried) to allocate (\d+) bytes on (\S+)")
+# How the core ends on tensors of several dtypes; with torch there is a function that casts.
+_CAST = "; all tensors of a call share one dtype. Cast one of them"
 _NO_CUDA_MEMORY = "CUDA out of memory"
 
 
@@ -49,7 +51,7 @@ def _of_memory(message: str) -> Exception:
 def exception_of_operator(error: RuntimeError) -> Exception:
     """The exception for an error of a torch operator; the error itself if it is none of fattn's."""
     message = str(error)
-    if match := _OPERATOR_MESSAGE.match(message):
+    if match := _OPERATOR_MESSAGE.match(message.replace(_CAST, f"{_CAST}, or call fattn.precision.safe_attention: it computes in the dtype that loses nothing")):
         return _of_memory(match[2]) if match[1] == "out_of_memory" else exception_of(*match.groups())
     if match := _TYPE_MESSAGE.match(message):
         allowed, name, given = match.groups()

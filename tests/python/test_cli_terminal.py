@@ -12,7 +12,7 @@ import pytest
 from conftest import screen
 
 TINY = ["--batch", "1", "--seqlen", "64", "--nheads", "2", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
-HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["sweep"], ["memory"], ["calibrate"], ["predict"], ["advise"], ["profile"], ["regress"], ["report"], ["watch"], ["lab"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack")), ["gpt2"], *(["gpt2", sub] for sub in ("info", "init", "export", "encode", "decode", "generate", "eval", "compare", "bench", "tokenize", "tokenizer", "train")), ["gpt2", "tokenizer", "train"]]
+HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["sweep"], ["memory"], ["calibrate"], ["predict"], ["advise"], ["profile"], ["regress"], ["report"], ["watch"], ["lab"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack")), ["gpt2"], *(["gpt2", sub] for sub in ("info", "init", "export", "encode", "decode", "generate", "eval", "compare", "bench", "precision", "tokenize", "tokenizer", "train")), ["gpt2", "tokenizer", "train"]]
 RULE = re.compile(r"-+(  -+)+")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

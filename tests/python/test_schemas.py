@@ -70,6 +70,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "gpt2_decode": fattn.json("gpt2", "decode", gpt2_ranks(folder), "97", "98"),
         "gpt2_generate": fattn.json("gpt2", "generate", folder / "gpt2", "--ids", "1 2", "--batch-invariant", "-n", "2"),
         "gpt2_eval": fattn.json("gpt2", "eval", folder / "gpt2", "--ids", input="1 2 3"),
+        "gpt2_precision": fattn.json("gpt2", "precision"),
         "gpt2_compare": fattn.json("gpt2", "compare", folder / "gpt2", "--seqlen", "4", "--repeats", "1"),
         "gpt2_bench": fattn.json("gpt2", "bench", folder / "gpt2", "--context", "4", "--batch", "1", "--seconds", "0"),
         "gpt2_train_memory": fattn.json("gpt2", "train", "--preset", "gpt2", "--seqlen", "16", "--memory"),

@@ -213,6 +213,12 @@ def test_safe_attention(dtypes, common):
     assert o.dtype == dtypes[0] and torch.equal(o, wanted.to(dtypes[0])) and torch.equal(lse, wanted_lse)
 
 
+def test_attention_on_two_dtypes_names_the_function_that_casts():
+    q = torch.randn(1, 9, 2, 8)
+    with pytest.raises(ValueError, match="k is fp16 but q is fp32; .*fattn.precision.safe_attention"):
+        fattn.attention(q, q.half(), q)
+
+
 def test_safe_attention_of_one_dtype_is_attention(recwarn):
     q = torch.randn(1, 9, 2, 8, dtype=BF16)
     assert torch.equal(precision.safe_attention(q, q, q), fattn.attention(q, q, q))
