@@ -5,6 +5,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 
 # Sequences, tokens of each, and what llm.c reaches there on one H200 in tokens/s a TFLOP/s of a bf16 product 8192^3 (124M parameters, bf16).
 ROWS = ((32, 1024, 659), (4, 8192, 394), (1, 32768, 167))
@@ -120,5 +121,8 @@ def measure(args, folder: pathlib.Path) -> int:
         print(line, flush=True)
         rows.append(found)
     if args.json:
-        args.json.write_text(json.dumps({"kind": "gpt2_training", "preset": args.preset, "dtype": "bf16", "matmul_flops_per_s": product, "rows": rows}, indent=2) + "\n")
+        info = json.loads(run([args.fattn, "info", "--json", "-"]))
+        environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], "gpus": info["gpu"]["devices"]}
+        args.json.write_text(json.dumps({"fattn_gpt2_training": 1, "environment": environment, "preset": args.preset, "dtype": "bf16", "matmul_flops_per_s": product,
+                                         "rows": rows}, indent=2) + "\n")
     return 0
