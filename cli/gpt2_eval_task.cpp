@@ -89,7 +89,10 @@ class Answers {
         score(i, trimmed(g.text));
         progress.note(notes());
         progress.step();
-        kept.keep([record = record_now()] { return record; }, fmt::format("{} of {} examples", scored_, prompts_.size()));
+        if (eval_seconds(kept_at_) >= 1) {  // a copy of all: another thread writes it
+          kept_at_ = Clock::now();
+          kept.keep([record = record_now()] { return record; }, fmt::format("{} of {} examples", scored_, prompts_.size()));
+        }
       };
       gpt2::generate(model_, session, &tokenizer_, prompts_, options, calls);
     }
@@ -167,6 +170,7 @@ class Answers {
   std::vector<Json> texts_;
   std::vector<double> exact_, f_, precision_, recall_;
   const Clock::time_point begin_ = Clock::now();
+  Clock::time_point kept_at_ = {};
 };
 
 int documents(const EvalFlags& flags, const gpt2::Model& model, const gpt2::Tokenizer& tokenizer, Kept& kept, const Output& out) {

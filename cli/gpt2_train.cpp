@@ -244,7 +244,7 @@ TrainingSetup set_up(const TrainingFlags& flags, const gpt2::Launch& launch, gpt
   if (group && !group->leads()) group->control().exchange("");
   TrainingSetup setup = set_up_training(flags, launch);
   if (group && group->leads()) group->control().exchange("");
-  if (group) group->agree(facts_of(setup));
+  if (group) group->agree(facts_of(flags, setup));
   return setup;
 }
 

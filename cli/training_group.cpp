@@ -7,8 +7,10 @@
 
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
+#include "cli/training_flags.h"
 #include "cli/training_setup.h"
 #include "cli/values.h"
+#include "gpt2/data/token_set.h"
 #include "gpt2/train/checkpoint_files.h"
 #include "gpt2/train/options.h"
 
@@ -49,7 +51,7 @@ std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Lau
   return std::make_unique<gpt2::Group>(options);
 }
 
-gpt2::Facts facts_of(const TrainingSetup& setup) {
+gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup) {
   const gpt2::RunDescription& run = setup.run;
   gpt2::Facts facts;
   const nlohmann::ordered_json options = to_json(run.options);
@@ -61,7 +63,12 @@ gpt2::Facts facts_of(const TrainingSetup& setup) {
   }
   facts.emplace_back("the model", gpt2::to_json(run.config, run.options.dtype));
   facts.emplace_back("data of checksum", gpt2::hex_word(run.fingerprint));
-  facts.emplace_back("validation of", std::to_string(run.validation.size()) + " files");
+  facts.emplace_back("validation of checksum", run.validation.empty() ? "none" : gpt2::hex_word(gpt2::TokenSet(run.validation).fingerprint()));
+  // When ranks meet, and how much they sum at once.
+  facts.emplace_back("--every", std::to_string(flags.every));
+  facts.emplace_back("--eval-every", std::to_string(flags.eval_every));
+  facts.emplace_back("--eval-batches", std::to_string(flags.eval_batches));
+  facts.emplace_back("--bucket", std::to_string(flags.group.bucket));
   facts.emplace_back("a beginning at step", std::to_string(setup.from ? setup.from->state.step : 0));
   return facts;
 }

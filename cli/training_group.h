@@ -10,6 +10,7 @@
 
 namespace fattn::cli {
 
+struct TrainingFlags;
 struct TrainingSetup;
 
 struct GroupFlags {
@@ -23,6 +24,6 @@ struct GroupFlags {
 // Returns when all processes are there; null where `launch` says that there is one.
 std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Launch& launch);
 
-gpt2::Facts facts_of(const TrainingSetup& setup);
+gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup);
 
 }  // namespace fattn::cli

@@ -108,10 +108,12 @@ gpt2::FileTexts tokenizer_of(const TrainingFlags& f, const gpt2::RunDescription&
   return {};
 }
 
-// As the run's files keep it: "auto" is what there is here.
-std::string found_device(const std::string& device) {
+// As the run's files keep it: "auto" is what there is here. Several processes have GPUs of their own, which files name "cuda".
+void find_device(const TrainingFlags& f, TrainingSetup& setup) {
+  std::string& device = setup.run.options.device;
   const auto gpu = gpt2_gpu(device);
-  return gpu ? "cuda:" + std::to_string(*gpu) : "cpu";
+  if (gpu && setup.launch.several() && f.given("--device") && device.find(':') != std::string::npos) setup.named_gpu = gpu;
+  device = !gpu ? "cpu" : setup.launch.several() ? "cuda" : "cuda:" + std::to_string(*gpu);
 }
 
 // Options of the run that is gone on with, and those that are given now.
@@ -182,7 +184,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   gpt2::RunDescription& run = setup.run;
   run = before;
   run.options = merged(f, before.options);
-  run.options.device = found_device(run.options.device);
+  find_device(f, setup);
   refuse_changes(f, before, run.options);
   check_shares(run.options, setup.launch);
   if (!f.data.empty()) run.data = absolute(f.data);
@@ -191,7 +193,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   setup.loader = std::make_unique<gpt2::Loader>(run.data, setup.loading(), setup.from ? setup.from->state.position : gpt2::LoaderPosition{});
   if (setup.loader->fingerprint() != before.fingerprint)
     throw Error("the data is not what the run began with: its names, sizes or checksums differ; give the same token files by --data");
-  if (run.options.device != before.options.device)
+  if ((run.options.device == "cpu") != (before.options.device == "cpu"))
     setup.changed =
         fmt::format("the run goes on on {}, not {}: numbers agree within rounding, not bit for bit", run.options.device, before.options.device);
   if (f.given("--steps") || f.given("--epochs")) {
@@ -212,7 +214,7 @@ std::unique_ptr<gpt2::RunFolder> folder_of(const TrainingFlags& f, const gpt2::L
 
 void begin(const TrainingFlags& f, TrainingSetup& setup, const gpt2::TokenSet& data) {
   gpt2::RunDescription& run = setup.run;
-  run.options.device = found_device(run.options.device);
+  find_device(f, setup);
   run.data = absolute(f.data);
   run.validation = absolute(f.validation);
   if (run.validation.empty())
@@ -239,9 +241,9 @@ gpt2::Compute TrainingSetup::compute(int threads) const {
 }
 
 std::optional<int> TrainingSetup::gpu() const {
-  const std::string& device = run.options.device;
-  const std::optional<int> first = gpt2_gpu(device);
-  if (!launch.several() || !first || device.find(':') != std::string::npos) return first;
+  const std::optional<int> first = gpt2_gpu(run.options.device);
+  if (!launch.several() || !first) return first;
+  if (named_gpu) return named_gpu;
   const int count = cuda::count();
   if (count == 1) return 0;  // each process was given its own
   if (launch.local_rank < count) return launch.local_rank;

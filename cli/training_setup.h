@@ -22,9 +22,10 @@ struct TrainingSetup {
   gpt2::FileTexts texts;                 // the tokenizer's files, for checkpoints
   std::string changed;                   // that the run ends at another step than it was begun with, or is on another device, in words
   gpt2::Launch launch;                   // which of the run's processes this is
+  std::optional<int> named_gpu;          // of one of several processes: --device cuda:INDEX
 
   bool leads() const { return launch.rank == 0; }  // it writes the run's folder, and speaks
-  // Of several processes each has a GPU of its own, unless --device names one.
+  // Of several processes each has the GPU of its number on its machine, unless --device names one.
   std::optional<int> gpu() const;
 
   gpt2::Compute compute(int threads) const;

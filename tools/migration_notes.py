@@ -22,7 +22,7 @@ _CACHES = {
     "return_softmax_lse": (YES, "(out, lse)"),
 }
 _PLANNED = (PLANNED, "planned, whatever it says")
-_PAGES = (YES, "read, and new keys written in place; no gradient; where the device reads pages ([FEATURES.md](FEATURES.md))")
+_PAGES = (YES, "read, and where a call has new keys, written in place; no gradient; where the device reads pages ([FEATURES.md](FEATURES.md))")
 _EIGHT_BITS = (NO, "dtypes of 8 bits are not read: convert q, k and v to 16 bits")
 _MLA = (NO, "a second product of queries and values (MLA) is not added to scores: concatenate it to q, and v to k")
 _EXPRESSIONS = (NO, "functions of scores are not compiled into kernels: `bias`, `mask`, `document_q`, `softcap` and `alibi_slopes` of `fattn.attention` say most")

@@ -261,19 +261,26 @@ void Control::State::complete_exchange() {
 
 // Who has been silent for too long; and, on rank 0, who lets others wait.
 void Control::State::watch() {
-  const std::string limit = std::to_string(static_cast<int64_t>(options.timeout)) + " s";
+  const auto text_of = [](double seconds) { return std::to_string(static_cast<int64_t>(seconds)) + " s"; };
+  const std::string limit = text_of(options.timeout);
   std::vector<int> silent;
+  const Status* last = nullptr;  // of the first that is silent
   for (const Peer& peer : peers)
-    if (!peer.said_bye && !peer.connection.closed() && seconds_since(peer.heard) > options.timeout) silent.push_back(peer.rank);
+    if (!peer.said_bye && !peer.connection.closed() && seconds_since(peer.heard) > options.timeout) {
+      if (silent.empty()) last = &peer.status;
+      silent.push_back(peer.rank);
+    }
   if (!silent.empty()) {
-    fail(ranks_text(silent) + (silent.size() == 1 ? " has" : " have") + " said nothing for " + limit + step_text(peers.front().status) +
+    fail(ranks_text(silent) + (silent.size() == 1 ? " has" : " have") + " said nothing for " + limit + step_text(*last) +
          " (stopped, or the machine cannot be reached)");
     return;
   }
   if (!leads()) return;
   std::vector<int> waiting, holding;
+  // Where plans are made, or NCCL comes up, a rank may wait as long as for the beginning.
+  const auto limit_of = [&](const Status& status) { return status.doing == Doing::kStep ? options.timeout : options.start_timeout; };
   const auto look = [&](int rank, const Status& status, Clock::time_point since) {
-    if (seconds_since(since) <= options.timeout) return;
+    if (seconds_since(since) <= limit_of(status)) return;
     if (status.waits)
       waiting.push_back(rank);
     else if (status.doing == Doing::kStep)
@@ -282,7 +289,7 @@ void Control::State::watch() {
   look(0, own, own_since);
   for (const Peer& peer : peers) look(peer.rank, peer.status, peer.since);
   if (static_cast<int>(waiting.size()) == options.launch.ranks)
-    fail("all ranks have waited for an exchange for " + limit + step_text(own) + ": the connection between their GPUs is lost");
+    fail("all ranks have waited for an exchange for " + text_of(limit_of(own)) + step_text(own) + ": the connection between their GPUs is lost");
   else if (!waiting.empty() && !holding.empty())
     fail(ranks_text(holding) + (holding.size() == 1 ? " has" : " have") + " stood still for " + limit + step_text(own) + " while " +
          ranks_text(waiting) + (waiting.size() == 1 ? " waits" : " wait"));

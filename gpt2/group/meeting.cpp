@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -63,26 +64,6 @@ std::string own_host(const Launch& launch) {
   return name;
 }
 
-// Removes the file of a rendezvous when everybody is there, or nobody is waited for any more.
-class PlaceFile {
- public:
-  PlaceFile(const std::string& path, const Place& place) : path_(path) {
-    if (path.empty()) return;
-    const std::string text = "fattn-rendezvous 1\n" + place.host + "\n" + std::to_string(place.port) + "\n" + place.word + "\n";
-    files::WholeFile file(path);
-    file.write(text.data(), text.size());
-    file.publish();
-  }
-  ~PlaceFile() {
-    if (!path_.empty()) unlink(path_.c_str());
-  }
-  PlaceFile(const PlaceFile&) = delete;
-  PlaceFile& operator=(const PlaceFile&) = delete;
-
- private:
-  const std::string path_;
-};
-
 // None: there is no such file yet.
 std::optional<Place> read_place(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0) return std::nullopt;
@@ -102,6 +83,27 @@ std::optional<Place> read_place(const std::string& path) {
     throw Error("'" + printable(path, 200) + "' is no file of a rendezvous; give --rendezvous the name of one that does not exist yet");
   return place;
 }
+
+// Removes the file of a rendezvous when everybody is there, or nobody is waited for any more.
+class PlaceFile {
+ public:
+  PlaceFile(const std::string& path, const Place& place) : path_(path) {
+    if (path.empty()) return;
+    read_place(path);  // throws where the file is none of ours; one that an earlier run has left is replaced
+    const std::string text = "fattn-rendezvous 1\n" + place.host + "\n" + std::to_string(place.port) + "\n" + place.word + "\n";
+    files::WholeFile file(path);
+    file.write(text.data(), text.size());
+    file.publish();
+  }
+  ~PlaceFile() {
+    if (!path_.empty()) unlink(path_.c_str());
+  }
+  PlaceFile(const PlaceFile&) = delete;
+  PlaceFile& operator=(const PlaceFile&) = delete;
+
+ private:
+  const std::string path_;
+};
 
 std::string drawn_word() {
   std::random_device draw;
@@ -188,12 +190,12 @@ std::vector<Connection> receive(const Launch& launch, double seconds) {
   return ordered;
 }
 
-// Waits for rank 0's answer. None: whoever listens there has closed.
-std::optional<Message> answer_of(Connection& connection, Clock::time_point end) {
+// Waits for rank 0's answer. None: whoever listens there has closed, or there is another place now.
+std::optional<Message> answer_of(Connection& connection, Clock::time_point end, const std::function<bool()>& replaced) {
   while (Clock::now() < end) {
     const bool open = connection.work();
     if (auto message = connection.next()) return message;
-    if (!open) return std::nullopt;
+    if (!open || replaced()) return std::nullopt;
     pollfd waiting{connection.descriptor(), POLLIN, 0};
     poll(&waiting, 1, 50);
   }
@@ -215,7 +217,19 @@ std::vector<Connection> come(const Launch& launch, double seconds) {
     }
     Connection connection(std::move(socket));
     connection.send(MessageKind::kHello, text_of(launch, place->word));
-    const std::optional<Message> answer = answer_of(connection, end + kHello);
+    const auto replaced = [&] {  // by rank 0 of this run: what was there before was another's
+      if (launch.file.empty()) return false;
+      const std::optional<Place> now = read_place(launch.file);
+      return now && now->word != place->word;
+    };
+    std::optional<Message> answer;
+    try {
+      answer = answer_of(connection, end + kHello, replaced);
+    } catch (const Error& other) {  // of a file: whatever has the port of a run that has ended
+      if (launch.file.empty()) throw;
+      reason = place_text(*place) + ": " + other.what();
+      continue;
+    }
     if (answer && answer->kind == MessageKind::kFailed) throw Error(printable(answer->text));
     if (answer && answer->kind == MessageKind::kWelcome) {
       connection.trust();

@@ -120,7 +120,7 @@ void PrecisionTracker::see_underflow(const SeenTensor& tensor) {
     small += of_row;
     elements += tensor.width;
   }
-  if (elements == 0) small = elements = tensor.size();
+  if (elements == 0) return;  // rows of zeros alone: nothing of this batch has a loss
   const double share = static_cast<double>(small) / static_cast<double>(elements);
   if (share > kMostUnderflow)
     note(Violation::kUnderflow, tensor.name, {tensor.rows, tensor.width}, tensor.dtype, small, elements, share, kMostUnderflow);
@@ -152,7 +152,7 @@ void PrecisionTracker::see_gradients(Network& network) {
 
 void PrecisionTracker::see_logits(double largest, int64_t rows, int64_t vocab) {
   ++tensors_;
-  if (std::isnan(largest)) note(Violation::kNaN, "logits", {rows, vocab}, DType::kF32, 1, rows * vocab, 1, 0);
+  if (std::isnan(largest)) note(Violation::kNaN, "logits", {rows, vocab}, DType::kF32, 1, rows * vocab, 1 / static_cast<double>(rows * vocab), 0);
   if (largest > largest_safe_logit(network_))
     note(Violation::kLogits, "logits", {rows, vocab}, DType::kF32, 1, rows * vocab, largest, largest_safe_logit(network_));
 }

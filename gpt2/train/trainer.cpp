@@ -65,7 +65,7 @@ void Trainer::agree_on_targets(LogLine& line) {
   line.tokens = batches_ * options_.sequences * options_.seqlen;
   for (size_t i = 0; i < used_; ++i) line.targets += held_[i].batch.target_count;
   if (!group_) return;
-  group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, line.step);
+  say_step();
   const auto all = group_->all({static_cast<double>(line.step), static_cast<double>(line.targets)});
   line.targets = 0;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -75,6 +75,9 @@ void Trainer::agree_on_targets(LogLine& line) {
   }
 }
 
+// Steps that make plans, or look at every tensor, may take long.
+void Trainer::say_step() { group_->control().doing(warm_ && !tracker_ ? Doing::kStep : Doing::kPreparing, state_.step + 1); }
+
 // A rank whose batch is padding has nothing to compute, but in the last pass, with which gradients are summed.
 void Trainer::run_passes(double scale) {
   for (size_t i = 0; i < used_; ++i) {
@@ -82,7 +85,7 @@ void Trainer::run_passes(double scale) {
     GradientExchange* exchange = group_ && i + 1 == used_ ? &group_->gradients() : nullptr;
     if (group_) {
       group_->control().check();
-      group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, state_.step + 1);
+      say_step();
     }
     if (number < batches_ || exchange) network_.pass(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
   }
@@ -99,7 +102,7 @@ void Trainer::add_losses_of_ranks(UpdateResult& update) {
     if (all[r].size() != 5) throw Error("rank " + std::to_string(r) + " is at another place of the step than rank 0");
     stops_ = stops_ || all[r][0] != 0;
     sum.loss += all[r][1];
-    if (!(all[r][2] <= sum.logit_scale)) sum.logit_scale = all[r][2];  // NaN stays
+    if (!std::isnan(sum.logit_scale) && !(all[r][2] <= sum.logit_scale)) sum.logit_scale = all[r][2];  // NaN stays
     if (all[r][4] != all[0][4] || (all[r][4] != 0 && all[r][3] != all[0][3])) other = r;
   }
   if (other > 0 && (std::isfinite(sum.loss) || options_.dtype == DType::kF16))  // a loss that is no number has words of its own
@@ -116,11 +119,15 @@ void Trainer::stop(const std::string& what, const std::string& tensor) const {
 
 std::string Trainer::first_bad_tensor(double scale) {
   FirstBad first;
+  if (group_) group_->control().doing(Doing::kKeeping, state_.step + 1);
   network_.watch(&first);
   for (size_t i = 0; i < used_ && first.name().empty(); ++i)
     network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(static_cast<int64_t>(i) * ranks() + rank()));
   network_.watch(nullptr);
-  return first.name();
+  if (!group_) return first.name();
+  const std::vector<std::string> all = group_->control().exchange(first.name());
+  const auto found = std::find_if(all.begin(), all.end(), [](const std::string& name) { return !name.empty(); });
+  return found == all.end() ? "" : *found + " of rank " + std::to_string(found - all.begin());
 }
 
 LogLine Trainer::step() {

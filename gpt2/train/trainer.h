@@ -53,6 +53,7 @@ class Trainer {
   int64_t ranks() const { return group_ ? group_->ranks() : 1; }
   void read_batches();
   void agree_on_targets(LogLine& line);
+  void say_step();
   void run_passes(double scale);
   void add_losses_of_ranks(UpdateResult& update);
   [[noreturn]] void stop(const std::string& what, const std::string& tensor) const;

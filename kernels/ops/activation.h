@@ -8,13 +8,14 @@ namespace fattn::ops {
 
 enum class Activation { kNone, kGeluTanh, kGelu };
 
-// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which takes a fifth of tanhf's instructions and cancels nothing; and exp(-2 u), which ends at 2^80.
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which takes a fifth of tanhf's instructions and cancels nothing; and exp(-2 u), which ends at 2^80, from
+// where on the first is 0.
 struct HalfOfTanh {
   float value, exponential;
   __device__ __forceinline__ explicit HalfOfTanh(float u) {
     const float exponent = -2 * kLog2e * u;
     exponential = ptx::ex2(exponent > 80 ? 80.0f : exponent);  // NaN stays
-    value = __fdividef(1.0f, 1.0f + exponential);
+    value = exponent > 80 ? 0.0f : __fdividef(1.0f, 1.0f + exponential);
   }
 };
 

@@ -12,15 +12,12 @@ namespace fattn::core {
 
 using ncclStatus = int;
 inline constexpr ncclStatus kNcclSuccess = 0;
-inline constexpr ncclStatus kNcclUnhandledCudaError = 1;
-inline constexpr ncclStatus kNcclSystemError = 2;
 inline constexpr ncclStatus kNcclInvalidArgument = 4;
-inline constexpr ncclStatus kNcclInvalidUsage = 5;
 inline constexpr ncclStatus kNcclRemoteError = 6;
 inline constexpr ncclStatus kNcclInProgress = 7;  // of a communicator that does not block: ask commGetAsyncError again
 
 using ncclComm = struct NcclCommBody*;
-enum class NcclType : int { kF32 = 7, kF64 = 8 };
+enum class NcclType : int { kF32 = 7 };
 enum class NcclOp : int { kSum = 0 };
 
 // What all of a group are told by one of them.

@@ -87,7 +87,7 @@ def test_against_a_record(fattn, env, measured, tmp_path):
         row["device"] = "cuda:0"
     bench.write_text(json.dumps(of_gpu))
     assert "cuda" in fattn.refuses("predict", "--against", bench, env=env | {"FATTN_CUDA_DRIVER": "/nonexistent"}), "the record's own device"
-    fattn.json("predict", "--against", bench, "--device", "cpu", env=env)
+    assert "on the CPU" in fattn.refuses("predict", "--against", bench, "--device", "cpu", env=env)
     bench.write_text(json.dumps(measured))
     spoiled = json.loads(bench.read_text())
     spoiled["environment"]["cpu"]["model"] = "Another <script>"

@@ -11,7 +11,7 @@ _IMPORT_UTILS, _MODELS, _LOADED = "transformers.utils.import_utils", "transforme
 # Functions that say whether a version is there, and the module that it needs.
 _AVAILABLE = {"is_flash_attn_2_available": "flash_attn", "is_flash_attn_3_available": "flash_attn_interface", "is_flash_attn_4_available": "flash_attn"}
 # Methods of models that refuse it where torch sees no GPU, in one version of transformers or another.
-_DISPATCH = ("_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
+_DISPATCH = {"_flash_attn_can_dispatch": None, "_flash_attn_2_can_dispatch": 2, "_flash_attn_3_can_dispatch": 3}  # None: the version is an argument
 _CACHED = ("_package_distribution_mapping", "is_flash_attn_greater_or_equal", "is_flash_attn_greater_or_equal_2_10")
 
 
@@ -25,9 +25,13 @@ def _greater_or_equal(library_version: str) -> bool:
     return parse(version_of("flash-attn")) >= parse(library_version)
 
 
-def _dispatch(original: Callable) -> Callable:
+def _dispatch(original: Callable, version: int | None, names: tuple[str, ...]) -> Callable:
     def can_dispatch(self: Any, *args: Any, **kwargs: Any) -> bool:
-        return True if getattr(self, "_supports_flash_attn", False) else original(self, *args, **kwargs)  # which says that the model has no such attention
+        asked = version if version is not None else kwargs.get("flash_attn_version", args[0] if args else None)
+        served = ("flash_attn_interface" if asked == 3 else "flash_attn") in names
+        if served and getattr(self, "_supports_flash_attn", False):
+            return True
+        return original(self, *args, **kwargs)  # which says that there is no such module, or that the model has no such attention
 
     return can_dispatch
 
@@ -55,9 +59,9 @@ class Patches:
             if "flash_attn" in self._names:
                 self._everywhere(module, "is_flash_attn_greater_or_equal", _greater_or_equal)
         elif hasattr(module, "PreTrainedModel"):
-            for name in _DISPATCH:
+            for name, version in _DISPATCH.items():
                 if (original := vars(module.PreTrainedModel).get(name)) is not None:
-                    self._set(module.PreTrainedModel, name, original, _dispatch(original))
+                    self._set(module.PreTrainedModel, name, original, _dispatch(original, version, self._names))
 
     def undo(self) -> None:
         swapped = {(name, id(now)): before for owner, name, before, now in self._undo if isinstance(owner, ModuleType)}
