@@ -201,12 +201,26 @@ def test_ranks_that_differ_are_refused(fattn, data, tmp_path):
         assert code == 2 and "rank 1 has the model" in error
     for code, _, error in ends(lambda rank: [*RUN, *meet, "--clip", 1 + rank]):
         assert code == 2 and "rank 1 has --clip 2.0, rank 0 has --clip 1.0" in error
+    for code, _, error in ends(lambda rank: [*RUN, *meet, "--bucket", f"{1 + rank}MiB"]):
+        assert code == 2 and "rank 1 has --bucket 2097152, rank 0 has --bucket 1048576" in error
     for code, _, error in ends([*RUN, *meet], of_rank={1: {"WORLD_SIZE": "3"}}):
         assert code == 2 and "rank 1 was started as one of 3 processes, rank 0 as one of 2" in error
     for code, _, error in ends([*RUN, *meet], ranks=3, of_rank={2: {"RANK": "1"}}):
         assert code == 2 and "two processes say that they are rank 1" in error
     for rank, (code, _, error) in enumerate(ends(lambda rank: [*RUN, *meet, *(["--model", tmp_path / "none"] if rank == 0 else [])])):
         assert code == 2 and (rank == 0 or "rank 0 has ended: " in error)
+
+
+def test_each_process_has_the_gpu_of_its_number(fattn, data, tmp_path):
+    """Two GPUs, and three processes."""
+    tests = pathlib.Path(fattn.path).parent.parent / "tests"
+    stubs = {"FATTN_CUDA_DRIVER": str(tests / "libfattn_stub_cuda.so"), "FATTN_NVRTC": str(tests / "libfattn_stub_nvrtc.so"), "STUB_CUDA": "devices=2",
+             "FATTN_CACHE_DIR": str(tmp_path / "cache")}
+    arguments = [*RUN, "--data", data, "--out", tmp_path / "run", "--device", "cuda", "--rendezvous", tmp_path / "meet"]
+    with Processes(fattn, 3, arguments, env=stubs) as processes:
+        ended = processes.ends()  # the others by what a stand-in of a GPU cannot do, or because rank 2 has ended
+        for code, _, error in ended[2:]:
+            assert code == 2 and "rank 2 is number 2 on its machine, which has 2 GPUs" in error, error
 
 
 def free_port() -> int:
@@ -247,7 +261,9 @@ def test_what_is_no_meeting_is_refused(fattn, data, tmp_path):
     assert "rank 1 has not come within 1 s" in refused("--rendezvous", tmp_path / "meet", "--start-timeout", 1, RANK="0", WORLD_SIZE="2")
     assert "rank 0 has not come within 1 s" in refused("--rendezvous", tmp_path / "meet", "--start-timeout", 1, RANK="1", WORLD_SIZE="2")
     (tmp_path / "letter").write_text("dear")
-    assert "is no file of a rendezvous" in refused("--rendezvous", tmp_path / "letter", RANK="1", WORLD_SIZE="2")
+    for rank in "10":
+        assert "is no file of a rendezvous" in refused("--rendezvous", tmp_path / "letter", RANK=rank, WORLD_SIZE="2")
+    assert (tmp_path / "letter").read_text() == "dear"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
