@@ -17,7 +17,8 @@
  *
  * Paged caches, forward: with block_table k is (pages, page_size, nheads_k, headdim) and v (pages, page_size, nheads_k, headdim_v), of any strides,
  * so (pages, heads, page_size, headdim) is a view. Key j of batch entry b is row j % page_size of page block_table[b, j / page_size]; entries may
- * share pages. seqlen_k is page_size times the columns of the table in all of this, and seqused_k says how many of them an entry has.
+ * share pages. In shapes (of bias, mask, document_k) seqlen_k is page_size times the columns of the table; seqused_k says how many keys an entry
+ * has, and masks are aligned to those.
  *
  * Every struct that may grow begins with its size; set it to sizeof(the struct) and zero the rest, which selects the
  * defaults (`fattn_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};`).
@@ -163,7 +164,8 @@ typedef struct fattn_problem {
   fattn_tensor sinks;
   fattn_tensor dsinks; /* backward, with sinks: optional output, their gradient, of their shape and dtype; always the same bits */
   /* (batch, columns), I32, columns side by side, forward only: the pages of each batch entry's keys. Of an entry that has n keys the first
-     ceil(n / page_size) numbers are read, each 0 to pages - 1; behind them may be anything. Not with cu_seqlens_q. */
+     ceil(n / page_size) numbers are read, each 0 to pages - 1; behind them may be anything. With cu_seqlens_q seqused_k says the lengths, not
+     cu_seqlens_k. */
   fattn_tensor block_table;
   int32_t check;     /* FATTN_CHECK_... */
   uint32_t reserved; /* 0 */
