@@ -79,7 +79,7 @@ def test_info():
     assert info["version"] == fattn.__version__
     assert info["cpu"]["usable_threads"] >= 1 and info["cpu"]["isa"] in info["cpu"]["isas"]
     assert {library["name"] for library in info["libraries"]} == {"OpenBLAS", "CUDA driver", "NVRTC", "cuBLASLt", "NCCL"}
-    assert len(info["environment"]) == 6
+    assert len(info["environment"]) == 7
     assert bool(info["cuda"]["devices"]) != bool(info["cuda"]["reason"])
 
 
