@@ -9,6 +9,7 @@
 #include "cli/sanitize.h"
 #include "cli/training_flags.h"
 #include "cli/training_setup.h"
+#include "cli/usage_error.h"
 #include "cli/values.h"
 #include "gpt2/data/token_set.h"
 #include "gpt2/train/checkpoint_files.h"

@@ -46,7 +46,7 @@ TEST(Gpt2PrecisionSmall, SafeDefaults) {
     for (const PrecisionRule& rule : p.rules()) EXPECT_EQ(rule.summed, kF32) << rule.name;
     EXPECT_EQ(p.scales_loss(), dtype == kF16);
   }
-  EXPECT_THROW(Precision(DType::kF64), Error);
+  EXPECT_THROW(Precision{DType::kF64}, Error);
 }
 
 // The plans of a network are what the table says.
