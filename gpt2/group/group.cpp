@@ -113,7 +113,7 @@ std::vector<std::vector<double>> Group::all(const std::vector<double>& mine) {
   for (const std::string& text : told) {
     if (text.size() % sizeof(double) != 0) throw Error("an exchange of numbers has " + std::to_string(text.size()) + " bytes");
     numbers.emplace_back(text.size() / sizeof(double));
-    std::memcpy(numbers.back().data(), text.data(), text.size());
+    if (!text.empty()) std::memcpy(numbers.back().data(), text.data(), text.size());
   }
   return numbers;
 }
