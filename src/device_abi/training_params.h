@@ -81,7 +81,7 @@ struct LogitGradientParams {
   const int* target;
   float *loss, *largest;  // largest null: not wanted
   double scale;
-  const double* scale_at;  // null, or: takes the place of `scale`
+  const double* scale_at;             // null, or: takes the place of `scale`
   int rows, vocab, padded, gradient;  // columns from vocab to `padded` have the gradient 0
 };
 
