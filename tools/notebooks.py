@@ -20,6 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "lab"
 CHINESE = ".zh-TW"
 MARK = re.compile(r"^# %%", re.MULTILINE)
+STYLE = """body { max-width: 60em; margin: 2em auto; padding: 0 1em; font-family: sans-serif; line-height: 1.5; }
+pre { overflow-x: auto; padding: 0.5em; font-size: 0.9em; line-height: 1.3; }
+.highlight pre { background: #f6f6f6; }
+.prompt, .anchor-link { display: none; }
+img, svg { max-width: 100%; }
+table { border-collapse: collapse; }
+th, td { border: 1px solid #ccc; padding: 0.2em 0.6em; }
+"""
 CELL_S = 600  # the most that a cell may take
 
 
@@ -88,16 +96,20 @@ def execute(made, folder: Path) -> float:
 
 
 def page(made, title: str) -> str:
-    """The notebook as one file that loads nothing: formulas are MathML."""
+    """The notebook as one file that loads nothing: formulas are MathML, and styles are these few."""
     from latex2mathml.converter import convert
     from nbconvert import HTMLExporter
+    from pygments.formatters import HtmlFormatter
 
     for cell in made.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"\$\$(.+?)\$\$", lambda match: convert(match.group(1).strip(), display="block"), cell.source, flags=re.DOTALL)
             cell.source = re.sub(r"\$([^$\n]+)\$", lambda match: convert(match.group(1)), cell.source)
-    text = HTMLExporter(embed_images=True).from_notebook_node(made, resources={"metadata": {"name": title}})[0]
-    return re.sub(r"<script\b[^>]*>.*?</script>\s*", "", text, flags=re.DOTALL)
+    # Without embed_images, which takes MathML apart; outputs have their images in them, and texts have none.
+    text = HTMLExporter(template_name="basic").from_notebook_node(made)[0]
+    body = re.sub(r"<script\b[^>]*>.*?</script>\s*", "", text, flags=re.DOTALL)
+    style = STYLE + HtmlFormatter().get_style_defs(".highlight")
+    return f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n<style>\n{style}\n</style>\n{body.strip()}\n'
 
 
 def main() -> int:

@@ -88,6 +88,7 @@ def test_a_page_loads_nothing(tmp_path):
     text = notebooks.page(notebooks.placed(made, tmp_path, "html"), "1")
     assert "<script" not in text and not re.search(r"""(src|href)\s*=\s*["']https?:|@import|url\(\s*["']?https?:""", text)
     assert text.count("<math") >= 2 and "&lt;math" not in text and f'href="{CHAPTERS[1]}.html"' in text
+    assert not re.search(r"<math[^>]*></math>", text), "a formula is inside of its element"
 
 
 def test_a_failing_cell_fails(tmp_path):
