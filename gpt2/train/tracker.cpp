@@ -120,7 +120,7 @@ void PrecisionTracker::see_underflow(const SeenTensor& tensor) {
     small += of_row;
     elements += tensor.width;
   }
-  if (elements == 0) return;  // rows of zeros alone: nothing of this batch has a loss
+  if (elements == 0) small = elements = tensor.size();
   const double share = static_cast<double>(small) / static_cast<double>(elements);
   if (share > kMostUnderflow)
     note(Violation::kUnderflow, tensor.name, {tensor.rows, tensor.width}, tensor.dtype, small, elements, share, kMostUnderflow);
