@@ -1,23 +1,13 @@
 #include "gpt2/train/log.h"
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <stdexcept>
-#include <system_error>
 
-#include "files/input_file.h"
 #include "files/json.h"
-#include "files/printable.h"
-#include "files/whole_file.h"
 
 namespace fattn::gpt2 {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr uint64_t kMostLog = uint64_t{1} << 32;
 
 double number_of(const nlohmann::json& json, const char* key) {
   const auto at = json.find(key);
@@ -64,42 +54,11 @@ Json to_json(const LogLine& line) {
   return json;
 }
 
-TrainingLog::TrainingLog(const std::string& path, int64_t after) : path_(path) {
-  std::string kept;
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) {
-    const std::string text = files::read_whole(path, kMostLog);
-    size_t number = 0;
-    for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      ++number;
-      nlohmann::json json;
-      try {
-        json = files::parse_json(std::string_view(text).substr(begin, end - begin));
-      } catch (const files::JsonError& e) {
-        throw std::runtime_error("'" + files::printable(path) + "', line " + std::to_string(number) + ": " + e.what());
-      }
-      if (!json.is_object() || whole_of(json, "step") <= 0)
-        throw std::runtime_error("'" + files::printable(path) + "', line " + std::to_string(number) + " is no step of a training run");
-      if (whole_of(json, "step") > after) break;
-      lines_.push_back(line_of(json));
-      kept.append(text, begin, end + 1 - begin);
-    }
-  }
-  files::WholeFile whole(path);
-  whole.write(kept.data(), kept.size());
-  whole.publish();
-  file_ = std::fopen(path.c_str(), "ae");
-  if (!file_) throw std::runtime_error("'" + files::printable(path) + "' cannot be opened: " + std::strerror(errno));
-}
-
-TrainingLog::~TrainingLog() {
-  if (file_) std::fclose(file_);
-}
+TrainingLog::TrainingLog(const std::string& path, int64_t after)
+    : file_(path, after, "is no step of a training run", [this](const nlohmann::json& json) { lines_.push_back(line_of(json)); }) {}
 
 void TrainingLog::add(const LogLine& line) {
-  const std::string text = to_json(line).dump() + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
-    throw std::runtime_error("'" + files::printable(path_) + "' cannot be written: " + std::strerror(errno));
+  file_.append(to_json(line).dump() + "\n");
   lines_.push_back(line);
 }
 

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "gpt2/train/step_lines.h"
 
 namespace fattn::gpt2 {
 
@@ -23,21 +24,15 @@ nlohmann::ordered_json to_json(const LogLine& line);
 
 class TrainingLog {
  public:
-  // Keeps lines of steps up to `after`, which become lines(), and goes on behind them. A last line that is cut off is left out. Throws
-  // std::runtime_error where the file cannot be read or written, or is no log.
+  // Lines of steps up to `after` become lines(); StepLines has the rest.
   TrainingLog(const std::string& path, int64_t after);
-  ~TrainingLog();
-  TrainingLog(const TrainingLog&) = delete;
-  TrainingLog& operator=(const TrainingLog&) = delete;
 
-  // Is with the system when this returns: kill -9 loses no line.
   void add(const LogLine& line);
   const std::vector<LogLine>& lines() const { return lines_; }
 
  private:
-  const std::string path_;
-  std::FILE* file_ = nullptr;
-  std::vector<LogLine> lines_;
+  std::vector<LogLine> lines_;  // before the file, whose lines it takes
+  StepLines file_;
 };
 
 }  // namespace fattn::gpt2

@@ -1,43 +1,15 @@
 #include "gpt2/train/tracker.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 
-#include "files/input_file.h"
 #include "files/json.h"
-#include "files/printable.h"
-#include "files/whole_file.h"
 
 namespace fattn::gpt2 {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr uint64_t kMostTrack = uint64_t{1} << 30;
-
-// Lines of steps up to `after`; a last line that is cut off is left out.
-std::string kept_lines(const std::string& path, int64_t after) {
-  std::string kept;
-  std::error_code ignored;
-  if (after == 0 || !std::filesystem::exists(path, ignored)) return kept;
-  const std::string text = files::read_whole(path, kMostTrack);
-  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    int64_t step = 0;
-    try {
-      const nlohmann::json json = files::parse_json(std::string_view(text).substr(begin, end - begin));
-      if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) step = json["step"].get<int64_t>();
-    } catch (const files::JsonError&) {
-    }
-    if (step < 1) throw std::runtime_error("'" + files::printable(path) + "' is no track of a training run's precision; name another file");
-    if (step <= after) kept.append(text, begin, end + 1 - begin);
-  }
-  return kept;
-}
 
 }  // namespace
 
@@ -47,18 +19,9 @@ const char* name_of(Violation kind) {
 }
 
 PrecisionTracker::PrecisionTracker(const std::string& path, int64_t after, DType network, double layer_norm_epsilon)
-    : path_(path), network_(network), epsilon_(layer_norm_epsilon) {
-  const std::string kept = kept_lines(path, after);
-  files::WholeFile whole(path);
-  whole.write(kept.data(), kept.size());
-  whole.publish();
-  file_ = std::fopen(path.c_str(), "ae");
-  if (!file_) throw std::runtime_error("'" + files::printable(path) + "' cannot be opened: " + std::strerror(errno));
-}
-
-PrecisionTracker::~PrecisionTracker() {
-  if (file_) std::fclose(file_);
-}
+    : network_(network),
+      epsilon_(layer_norm_epsilon),
+      file_(path, after, "is no track of a training run's precision; name another file", [](const nlohmann::json&) {}) {}
 
 void PrecisionTracker::begin(int64_t step, double loss_scale) {
   step_ = step;
@@ -179,8 +142,7 @@ void PrecisionTracker::end() {
                        {"limit", entry.limit}};
     text += line.dump() + "\n";
   }
-  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
-    throw std::runtime_error("'" + files::printable(path_) + "' cannot be written: " + std::strerror(errno));
+  file_.append(text);
 }
 
 std::vector<PrecisionTracker::Found> PrecisionTracker::found() const {

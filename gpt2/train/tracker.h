@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "gpt2/train/network.h"
 #include "gpt2/train/precision.h"
+#include "gpt2/train/step_lines.h"
 #include "gpt2/train/watcher.h"
 
 namespace fattn::gpt2 {
@@ -28,12 +28,8 @@ class PrecisionTracker : public PassWatcher {
   static constexpr double kMostUnderflow = 0.25;
   static constexpr int64_t kMostLines = 100'000;  // of the file in one run; what comes after is counted only
 
-  // Keeps lines of steps up to `after` of a file that is there, and goes on behind them. Throws std::runtime_error where it cannot be read or
-  // written.
+  // Lines of steps up to `after` of a file that is there stay; StepLines has the rest.
   PrecisionTracker(const std::string& path, int64_t after, DType network, double layer_norm_epsilon);
-  ~PrecisionTracker() override;
-  PrecisionTracker(const PrecisionTracker&) = delete;
-  PrecisionTracker& operator=(const PrecisionTracker&) = delete;
 
   void begin(int64_t step, double loss_scale);
   void see(const SeenTensor& tensor) override;
@@ -65,10 +61,9 @@ class PrecisionTracker : public PassWatcher {
   void see_underflow(const SeenTensor& tensor);
   void see_statistics(const SeenTensor& tensor);
 
-  const std::string path_;
   const DType network_;
   const double epsilon_;
-  std::FILE* file_ = nullptr;
+  StepLines file_;
   int64_t step_ = 0, steps_ = 0, tensors_ = 0, lines_ = 0;
   double loss_scale_ = 1;
   std::vector<float> buffer_;
