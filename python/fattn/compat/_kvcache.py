@@ -7,7 +7,7 @@ import torch
 from .. import _kvcache
 from ._calls import PeerError, Window, attention_varlen, detached, refuse
 from ._rotary import rotate_at
-from ._sequences import attention_of, sequence_of
+from ._sequences import attention_of, begins as begins_of, sequence_of
 
 
 def _as_tensor(length: int | torch.Tensor, batch: int, device: torch.device) -> torch.Tensor:
@@ -113,7 +113,7 @@ def with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
         padded = None
         if cu_seqlens_q is None:
             padded = q.shape[:2]
-            cu_seqlens_q, max_seqlen_q, q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * padded[1], padded[1], q.flatten(0, 1)
+            cu_seqlens_q, max_seqlen_q, q = begins_of(*padded, q.device), padded[1], q.flatten(0, 1)
         # Where each sequence begins, in any order; the last number is not looked at.
         begins = torch.cat((begins, begins.new_full((1,), k_cache.shape[0] * longest)))
         o, lse = attention_varlen(q, k_cache.flatten(0, 1), v_cache.flatten(0, 1), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=begins, max_seqlen_q=max_seqlen_q,

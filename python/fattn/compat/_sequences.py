@@ -7,7 +7,7 @@ import torch
 from ._calls import PeerError, Window, attention, attention_varlen, refuse
 
 
-def _begins(batch: int, seqlen: int, device: torch.device) -> torch.Tensor:
+def begins(batch: int, seqlen: int, device: torch.device) -> torch.Tensor:
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen
 
 
@@ -78,11 +78,11 @@ def attention_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlen
     padded = None
     if cu_seqlens_q is None:
         padded = q.shape[:2]
-        cu_seqlens_q, max_seqlen_q, q = _begins(*padded, q.device), padded[1], q.flatten(0, 1)
+        cu_seqlens_q, max_seqlen_q, q = begins(*padded, q.device), padded[1], q.flatten(0, 1)
     if pages is not None:
         cu_seqlens_k = max_seqlen_k = None
     elif cu_seqlens_k is None:
-        cu_seqlens_k, max_seqlen_k, k, v = _begins(*k.shape[:2], k.device), k.shape[1], k.flatten(0, 1), v.flatten(0, 1)
+        cu_seqlens_k, max_seqlen_k, k, v = begins(*k.shape[:2], k.device), k.shape[1], k.flatten(0, 1), v.flatten(0, 1)
     if pages is None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise PeerError(f"q has {cu_seqlens_q.shape[0] - 1} sequences and k has {cu_seqlens_k.shape[0] - 1}; they must have the same")
     rows, total = None, q.shape[0]

@@ -6,6 +6,7 @@ import torch
 
 from .. import numpy as fattn_numpy
 from ._calls import attention, attention_varlen
+from ._sequences import sequence_of
 
 _COLUMNS = 128  # of the identity in a call
 
@@ -52,8 +53,7 @@ def with_weights_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropo
     o, lse, state = attention_varlen(q, k, v, dropout_p=dropout_p, return_lse=True, return_dropout_state=True, **options)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         wide, keys = q.detach().float(), k.detach().float()
-        row = torch.arange(k.shape[0], device=k.device)
-        place = row - cu_seqlens_k[(torch.searchsorted(cu_seqlens_k[1:].contiguous(), row, right=True)).clamp(max=len(cu_seqlens_k) - 2)]
+        place = sequence_of(cu_seqlens_k, k.shape[0])[1]
         products = _products(lambda x: attention_varlen(wide, keys, x, **options), keys, place, max_seqlen_k)
         batch = len(cu_seqlens_q) - 1
         weights = products.new_zeros(batch, max_seqlen_q, *products.shape[1:])
