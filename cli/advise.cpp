@@ -58,12 +58,6 @@ lab::Precision precision_of(const AdviseFlags& f) {
   return lab::Precision::kBF16;
 }
 
-measure::Placement place_of(const std::string& device) {
-  measure::Placement place = measure::placement_of(device);
-  place.flush_l2 = place.device == Device::kCuda;
-  return place;
-}
-
 AdviceRequest request_of(const AdviseFlags& f) {
   const AdvicePreset* preset = preset_of(f.preset);
   AdviceRequest r;
@@ -101,7 +95,7 @@ void set_rates(const AdviseFlags& f, const lab::Advice& advice, AdviceTimes& tim
       times.unknown = "the calibration of this machine has no times of kernels; `fattn calibrate --force` measures them";
       return;
     }
-    times.rates = lab::measured_rates(advice.plan, *c.kernels, c.of("dram_read_bytes_per_s"), place_of(f.device), times.unknown);
+    times.rates = lab::measured_rates(advice.plan, *c.kernels, c.of("dram_read_bytes_per_s"), measure::placement_of(f.device, true), times.unknown);
   } catch (const lab::CalibrationError& error) {
     times.unknown = error.what();
   }
@@ -141,7 +135,7 @@ int advise_when_here(const AdviseFlags& f) {
   WhenOptions when;
   when.problem = lab::attention_of(plan);
   when.problem.batch = std::max<int64_t>(1, f.effective_batch);
-  when.place = place_of(device);
+  when.place = measure::placement_of(device, true);
   when.longest = f.longest;
   when.json = f.json;
   when.flags = {"--when",

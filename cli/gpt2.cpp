@@ -3,9 +3,8 @@
 
 #include <string>
 
-#include "cli/values.h"
-
 #include "cli/table.h"
+#include "cli/values.h"
 
 namespace fattn::cli {
 

@@ -29,12 +29,6 @@ struct LabFlags {
   OutputFlags output;
 };
 
-measure::Placement flushed_place(const std::string& device) {
-  measure::Placement place = measure::placement_of(device);
-  place.flush_l2 = place.device == Device::kCuda;
-  return place;
-}
-
 std::string machine_of(const measure::Placement& place) {
   if (place.device == Device::kCuda) return printable(cuda::info(place.index).name, 80);
   const fattn_cpu_info cpu = cpu_info();
@@ -52,7 +46,7 @@ void wait_for_enter(const Output& out, const std::string& prompt) {
 int run(const LabFlags& flags) {
   require_writable(flags.json);
   Output out(flags.output, flags.json);
-  LabStage stage{out, flushed_place(flags.device), flags.language == "zh-TW"};
+  LabStage stage{out, measure::placement_of(flags.device, true), flags.language == "zh-TW"};
   const bool asks = isatty(STDIN_FILENO) != 0 && is_terminal(out.words()) && !out.for_programs();
   const auto& steps = lab_steps();
   out.say(stage.words(LabText::kHead, machine_of(stage.place)));

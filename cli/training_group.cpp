@@ -54,14 +54,7 @@ std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Lau
 
 gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup) {
   const gpt2::RunDescription& run = setup.run;
-  gpt2::Facts facts;
-  const nlohmann::ordered_json options = to_json(run.options);
-  for (const auto& [key, value] : options.items()) {
-    std::string flag = "--" + key;
-    for (char& c : flag)
-      if (c == '_') c = '-';
-    facts.emplace_back(flag, value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  gpt2::Facts facts = gpt2::flags_of(run.options);
   facts.emplace_back("the model", gpt2::to_json(run.config, run.options.dtype));
   facts.emplace_back("data of checksum", gpt2::hex_word(run.fingerprint));
   facts.emplace_back("validation of checksum", run.validation.empty() ? "none" : gpt2::hex_word(gpt2::TokenSet(run.validation).fingerprint()));

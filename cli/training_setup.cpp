@@ -121,9 +121,7 @@ TrainOptions merged(const TrainingFlags& f, const TrainOptions& before) {
   const Json now = to_json(f.chosen(1));
   Json all = to_json(before);
   for (const auto& [key, value] : now.items()) {
-    std::string flag = "--" + key;
-    std::replace(flag.begin(), flag.end(), '_', '-');
-    if (key != "steps" && f.given(flag)) all[key] = value;
+    if (key != "steps" && f.given(gpt2::flag_of(key))) all[key] = value;
   }
   return gpt2::options_from(all);
 }

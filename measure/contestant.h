@@ -83,10 +83,10 @@ struct Placement {
   std::string name() const { return device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(index); }
 };
 
-// Of "cpu", "none", "cuda" or "cuda:INDEX", as checked before.
-inline Placement placement_of(const std::string& device) {
+// Of "cpu", "none", "cuda" or "cuda:INDEX", as checked before; `flush_l2` is of GPUs.
+inline Placement placement_of(const std::string& device, bool flush_l2 = false) {
   if (device == "cpu" || device == "none") return {};
-  return {Device::kCuda, device.size() > 5 ? std::stoi(device.substr(5)) : 0};
+  return {Device::kCuda, device.size() > 5 ? std::stoi(device.substr(5)) : 0, flush_l2};
 }
 
 // What is written before a sample, kFlushRepeats times: more than the L2 cache holds, and long enough (about a millisecond) that a

@@ -1,6 +1,8 @@
 // One list of keys for writing, reading and comparing.
 #include "gpt2/train/options.h"
 
+#include <algorithm>
+
 #include "files/json.h"
 #include "files/printable.h"
 #include "gpt2/error.h"
@@ -94,17 +96,24 @@ TrainOptions options_from(const nlohmann::json& json) {
   return options;
 }
 
+std::string flag_of(const std::string& key) {
+  std::string flag = "--" + key;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::vector<std::pair<std::string, std::string>> flags_of(const TrainOptions& options) {
+  std::vector<std::pair<std::string, std::string>> all;
+  const Json json = to_json(options);
+  for (const auto& [key, value] : json.items()) all.emplace_back(flag_of(key), value.is_string() ? value.get<std::string>() : value.dump());
+  return all;
+}
+
 std::vector<Difference> differences(const TrainOptions& was, const TrainOptions& is) {
-  const Json before = to_json(was), now = to_json(is);
+  const auto before = flags_of(was), now = flags_of(is);
   std::vector<Difference> all;
-  const auto text = [](const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
-  for (const auto& [key, value] : before.items()) {
-    if (value == now[key]) continue;
-    std::string flag = "--" + key;
-    for (char& c : flag)
-      if (c == '_') c = '-';
-    all.push_back({flag, text(value), text(now[key])});
-  }
+  for (size_t i = 0; i < before.size(); ++i)
+    if (before[i].second != now[i].second) all.push_back({before[i].first, before[i].second, now[i].second});
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpt2/config.h"
@@ -28,6 +29,10 @@ struct TrainOptions {
 };
 
 nlohmann::ordered_json to_json(const TrainOptions& options);
+// The flag of a member of it: "--weight-decay".
+std::string flag_of(const std::string& key);
+// Each option as its flag and its value.
+std::vector<std::pair<std::string, std::string>> flags_of(const TrainOptions& options);
 // Throws Error where a key is missing or its value is none.
 TrainOptions options_from(const nlohmann::json& json);
 
