@@ -7,7 +7,9 @@ Losses of every step are compared, and tokens/s.
     tools/bench_gpt2_training.py --device cuda --steps 40 --torch --json race.json
 
 On a GPU: 32x1024, 4x8192 and 1x32768 of a GPT-2 with random weights in bf16, on made-up text, beside the GPU's own product of matrices
-(build/tests/time_matmul); with --torch beside transformers, sdpa, compiled.
+(build/tests/time_matmul); with --torch beside transformers, sdpa, compiled. With --table each algorithm of attention at each length, in the memory given.
+
+    tools/bench_gpt2_training.py --device cuda --table --preset gpt2-medium --batch 4 --memory-limit 24GiB --steps 10 --json table.json
 
 The text is one long document, cut into rows, each of which sees itself alone; rows come in their order. --python is a Python with torch and transformers.
 """
@@ -20,6 +22,7 @@ import sys
 import tempfile
 
 import gpt2_training_rows
+import gpt2_training_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -75,6 +78,10 @@ def main() -> int:
     parser.add_argument("--preset", choices=tuple(gpt2_training_rows.SIZES), default="gpt2", help="on a GPU")
     parser.add_argument("--rows", nargs="*", default=[], metavar="BxS", help="on a GPU: some of 32x1024, 4x8192, 1x32768")
     parser.add_argument("--algorithm", choices=("auto", "standard", "v1", "v2", "v3"), default="auto", help="of attention, on a GPU")
+    parser.add_argument("--table", action="store_true", help="on a GPU: each algorithm at each length")
+    parser.add_argument("--seqlens", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="with --table")
+    parser.add_argument("--algorithms", nargs="+", default=list(gpt2_training_table.ALGORITHMS), help="with --table; others are compared with the first")
+    parser.add_argument("--memory-limit", default="0", help="with --table, e.g. 24GiB")
     parser.add_argument("--torch", action="store_true", help="on a GPU: transformers, too")
     parser.add_argument("--matmul", default=str(ROOT / "build" / "tests" / "time_matmul"), help="on a GPU: that program")
     parser.add_argument("--layers", type=int, default=4)
@@ -92,6 +99,8 @@ def main() -> int:
         parser.error("give --tokenizer and --text")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        if args.device == "cuda" and args.table:
+            return gpt2_training_table.measure(args, folder)
         if args.device == "cuda":
             return gpt2_training_rows.measure(args, folder)
         ids = tokens_of(args.fattn, args.tokenizer, args.text)

@@ -61,6 +61,18 @@ def median_rate(seconds, tokens: int) -> float:
     return tokens / statistics.median(seconds[5:])
 
 
+def write_record(args, rows: list, kind: str, more: dict) -> None:
+    if not args.json:
+        return
+    info = json.loads(run([args.fattn, "info", "--json", "-"]))
+    environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], "gpus": info["gpu"]["devices"]}
+    whole = {kind: 1, "environment": environment, "preset": args.preset, "dtype": "bf16", **more, "rows": rows}
+    # Whole or not at all: a run that ends early leaves the rows that it has.
+    beside = args.json.with_name(args.json.name + ".new")
+    beside.write_text(json.dumps(whole, indent=2) + "\n")
+    beside.replace(args.json)
+
+
 def measure_row(args, folder: pathlib.Path, sequences: int, seqlen: int) -> dict:
     layers, heads, width = SIZES[args.preset]
     name = f"{sequences}x{seqlen}"
@@ -120,9 +132,5 @@ def measure(args, folder: pathlib.Path) -> int:
             line += f"; transformers: {theirs['error']}"
         print(line, flush=True)
         rows.append(found)
-    if args.json:
-        info = json.loads(run([args.fattn, "info", "--json", "-"]))
-        environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], "gpus": info["gpu"]["devices"]}
-        args.json.write_text(json.dumps({"fattn_gpt2_training": 1, "environment": environment, "preset": args.preset, "dtype": "bf16", "matmul_flops_per_s": product,
-                                         "rows": rows}, indent=2) + "\n")
+    write_record(args, rows, "fattn_gpt2_training", {"matmul_flops_per_s": product})
     return 0

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from stages import Count, Stage, count_ctest, run_stages
+from stages import Count, Stage, count_ctest, count_pytest, run_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small problems of every kind of tile: the sanitizers are a hundred times slower.
@@ -72,6 +72,10 @@ def stages(fattn, tests, sanitizer, package):
         )
         found.append(Stage(name, run, count_ctest, 900))
     python = os.environ.get("FATTN_TORCH_PYTHON", "python3")
+    tester = ROOT / "build" / "venv" / "bin" / "python3"  # has pytest, where `make test` ran
+    tester = tester if tester.exists() else sys.executable
+    killed = f"FATTN_CLI='{fattn}' FATTN_TEST_DEVICE=cuda '{tester}' -m pytest -q -p no:cacheprovider --junitxml=\"$REPORTS/pytest.xml\" tests/python/test_gpt2_train.py -k killed"
+    found.append(Stage("killed", killed, count_pytest, 600))
     measure = f"PYTHONPATH='{package}' '{fattn}' check --python '{python}' --device cuda"
     found.append(Stage("accuracy", f"{measure} --accuracy --quick", count_check, 900))
     # Generous: a cliff is what this is after, and others may use the machine. `fattn check --values` itself takes 1.5.

@@ -13,9 +13,12 @@ import time
 import pytest
 
 WHOLE = os.environ.get("FATTN_TEST_WHOLE") == "1"
+DEVICE = os.environ.get("FATTN_TEST_DEVICE", "cpu")  # tools/test_gpu.py says cuda
 STEPS, EVERY = 100, 10
 SIZES = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--seqlen", 16, "--batch", 2, "--accumulate", 2]
-RUN = [*SIZES, "--dropout", 0.1, "--steps", STEPS, "--every", EVERY, "--eval-batches", 2, "--learning-rate", 3e-3, "--keep", 0]
+RUN = [*SIZES, "--dropout", 0.1, "--steps", STEPS, "--every", EVERY, "--eval-batches", 2, "--learning-rate", 3e-3, "--keep", 0, "--device", DEVICE]
+if DEVICE != "cpu":
+    RUN.append("--deterministic")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def test_runs_that_are_killed_go_on_bit_for_bit(fattn, data, done, tmp_path):
     """Every other one at a moment of the whole run, the others when their log reaches a step behind the last checkpoint."""
     out, draw, kills, resumed = tmp_path / "run", random.Random(7), 0, 0
     command = [fattn.path, "gpt2", "train", *map(str, RUN), "--data", str(data), "--out", str(out), "--resume"]
-    wanted, whole = 100 if WHOLE else 8, 1.0
+    wanted, whole = 10 if DEVICE != "cpu" else 100 if WHOLE else 8, 1.0
     while kills < wanted:
         before = max(steps_of(out), default=0)
         target = before + draw.randint(1, 2 * EVERY + 3) if kills % 2 else STEPS + 1
