@@ -3,8 +3,10 @@
 //   P = exp(S - lse)   dV += P^T dO   dP = dO V^T   dS = P * (dP - delta)   dQ += scale dS K   dK += scale dS^T Q
 #pragma once
 
+#include "backend/cpu/bias_gradient.h"
 #include "backend/cpu/dq_order.h"
 #include "backend/cpu/dq_sums.h"
+#include "backend/cpu/dropout_words.h"
 #include "device_abi/lowest.h"
 
 namespace fattn::core::FATTN_ISA {

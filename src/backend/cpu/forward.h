@@ -3,6 +3,7 @@
 // once for all of them.
 #pragma once
 
+#include "backend/cpu/dropout_words.h"
 #include "backend/cpu/nonfinite.h"
 #include "backend/cpu/pages.h"
 
