@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cli/provider_flags.h"
 #include "cli/race.h"
+#include "cli/race_flags.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/suite.h"
@@ -107,19 +108,9 @@ int bench_one(const BenchFlags& flags) {
   const ProblemFlags& problem = flags.problem;
   require_writable(problem.json());
   const ProblemSpec spec = problem.spec();
-  RaceOptions options;
-  options.grad = problem.grad();
-  options.passes = problem.passes();
-  options.sampling = problem.sampling();
-  options.memory_limit = problem.memory_limit();
-  options.patience = problem.patience();
-  options.oracle_flops = kOracleFlops;
-  const Options library = options.library = problem.options();
-  // Sizes and settings that cannot be are refused before anything is measured.
-  cost_of(spec, Pass::kForward);
-  require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
-  options.place = problem.place();
-  if (options.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, library));
+  RaceOptions options = race_options(problem, spec);
+  measure_reads(options, spec);
+  const Options& library = options.library;
 
   const std::unique_ptr<Contestant> contestant =
       make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library, options.place);

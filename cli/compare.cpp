@@ -17,6 +17,7 @@
 #include "cli/progress.h"
 #include "cli/provider_flags.h"
 #include "cli/race.h"
+#include "cli/race_flags.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
@@ -115,26 +116,16 @@ int compare(const CompareFlags& flags) {
   const ProblemFlags& problem = flags.problem;
   require_writable(problem.json());
   const ProblemSpec spec = problem.spec();
-  RaceOptions options;
-  options.grad = problem.grad();
-  options.passes = problem.passes();
-  options.sampling = problem.sampling();
-  options.memory_limit = problem.memory_limit();
-  options.patience = problem.patience();
-  options.oracle_flops = kOracleFlops;
+  RaceOptions options = race_options(problem, spec);
   options.time_limit = flags.time_limit;
-  options.library = problem.options();
-  cost_of(spec, Pass::kForward);
-  require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
 
   std::vector<std::unique_ptr<Contestant>> owned;
   std::vector<Contestant*> contestants;
   for (const std::string& name : chosen(flags)) {
-    owned.push_back(make_contestant(name, options.library, problem.place(), flags.providers));
+    owned.push_back(make_contestant(name, options.library, options.place, flags.providers));
     contestants.push_back(owned.back().get());
   }
-  options.place = problem.place();
-  if (options.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
+  measure_reads(options, spec);
 
   RaceResult result;
   {

@@ -2,9 +2,6 @@
 // ptxas says: spills, local memory, serialised wgmma and more registers than the budget are failures. Kernels whose key has not
 // changed come from the disk cache; --operations: those of kernels/ops/planned.txt, too. Ends with the line `N passed, N failed`.
 //   compile_planned [-j N] [--full] [--list FILE] [--operations] [--filter TEXT] [--verbose]
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +13,7 @@
 #include <vector>
 
 #include "fattn/error.hpp"
+#include "in_processes.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "jit/planned.h"
@@ -57,7 +55,8 @@ bool parse(int argc, char** argv, Arguments& to) {
     } else if (flag == "--filter" && value) {
       to.filter = value, ++i;
     } else {
-      std::fprintf(stderr, "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --operations, --filter TEXT, --verbose\n",
+      std::fprintf(stderr,
+                   "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --operations, --filter TEXT, --verbose\n",
                    argv[i]);
       return false;
     }
@@ -154,25 +153,11 @@ int main(int argc, char** argv) {
     const std::vector<Job> jobs = jobs_of(arguments, compiler);
     std::fflush(stdout);
     const auto start = std::chrono::steady_clock::now();
-    // Processes, because NVRTC lets one thread at a time compile.
     const size_t workers = std::min(static_cast<size_t>(arguments.jobs), std::max<size_t>(jobs.size(), 1));
-    int channel[2];
-    if (pipe(channel) != 0) return 1;
-    std::vector<pid_t> children;
-    for (size_t worker = 0; worker < workers; ++worker) {
-      const pid_t child = fork();
-      if (child == 0) {
-        const Counts counts = work(jobs, worker, workers, arguments.verbose);
-        _exit(write(channel[1], &counts, sizeof counts) == sizeof counts ? 0 : 1);
-      }
-      children.push_back(child);
-    }
-    close(channel[1]);
     Counts all;
-    for (Counts part; read(channel[0], &part, sizeof part) == sizeof part;)
+    for (const Counts& part :
+         fattn::test::in_processes<Counts>(workers, [&](size_t worker) { return work(jobs, worker, workers, arguments.verbose); }))
       all.passed += part.passed, all.failed += part.failed, all.compiled += part.compiled;
-    for (const pid_t child : children)
-      if (child > 0) waitpid(child, nullptr, 0);
     // A worker that died has not said what it found.
     if (const int missing = static_cast<int>(jobs.size()) - all.passed - all.failed; missing > 0) {
       std::printf("FAILED %d kernels of workers that died\n", missing);

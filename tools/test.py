@@ -177,6 +177,7 @@ def stages(jobs, long):
             "kernels",
             "status=0\n"
             "python3 tools/check_kernels.py --self-test || status=1\n"
+            "python3 tools/compare_cubins.py --self-test || status=1\n"
             f"python3 tools/check_kernels.py --jobs {jobs}{' --full' if long else ''} || status=1\n"
             "nvrtc=$(python3 tools/check_kernels.py --print-nvrtc)\n"
             'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit_nvrtc --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'

@@ -26,6 +26,12 @@ struct Slope<true> {
     const PairParams& p = pairs_of(params);
     return {p.alibi_slopes[place.entry() * p.alibi_batch_stride + place.head * p.alibi_head_stride] * kLog2e, 0};
   }
+  // How far the lane's first key of a block, which begins with `key`, is from the keys that its rows are aligned with; negative before them.
+  __device__ __forceinline__ void distances(float (&distance)[2], int key) const {
+    const int away = key + first;
+    distance[0] = static_cast<float>(away);
+    distance[1] = static_cast<float>(away - 8);
+  }
 };
 
 // The key that a row is aligned with.
@@ -47,5 +53,23 @@ __device__ __forceinline__ void add_alibi(float (&s)[kScores], float scale, floa
     s[i] = fmaf(s[i], scale, kBefore ? slope * away : -slope * fabsf(away));
   }
 }
+
+// The terms of a block all of whose keys are on one side of its rows, less the references: that of a lane's key `i` is
+// first[row] + rise * key_of(i).
+template <bool kAlibi>
+struct LineOfTerms {
+  __device__ __forceinline__ void begin(bool, const Slope<false>&, int, const float (&)[2]) {}
+};
+template <>
+struct LineOfTerms<true> {
+  float rise = 0, first[2];
+  // Of the block that begins with `key`; behind: its keys are behind the rows.
+  __device__ __forceinline__ void begin(bool behind, const Slope<true>& slope, int key, const float (&reference)[2]) {
+    rise = behind ? -slope.value : slope.value;
+    slope.distances(first, key);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) first[r] = fmaf(rise, first[r], -reference[r]);
+  }
+};
 
 }  // namespace fattn::v3

@@ -15,10 +15,12 @@
 #include "kernels/v3/backward_dq.h"
 #include "kernels/v3/backward_dq_direct.h"
 #include "kernels/v3/backward_dropout.h"
+#include "kernels/v3/backward_key_weights.h"
 #include "kernels/v3/backward_keys.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_masked.h"
-#include "kernels/v3/backward_roles.h"
+#include "kernels/v3/backward_role_keys.h"
+#include "kernels/v3/backward_role_values.h"
 #include "kernels/v3/backward_watch.h"
 
 namespace fattn::v3 {

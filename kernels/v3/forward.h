@@ -1,15 +1,21 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h and tiles_of_cta.h (tiles), block_order.h (their blocks), forward_copy.h
-// (loads, stores), forward_values.h (Inf and NaN in values), forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
+// (loads, stores), forward_values.h (Inf and NaN in values), forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h
+// (scores, weights and output, with the files that it names).
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/set_registers.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/v3/forward_blocks.h"
 #include "kernels/v3/forward_consumer.h"
 #include "kernels/v3/forward_copy.h"
+#include "kernels/v3/forward_hide.h"
+#include "kernels/v3/forward_output.h"
+#include "kernels/v3/forward_products.h"
 #include "kernels/v3/forward_terms.h"
+#include "kernels/v3/forward_tiles.h"
 #include "kernels/v3/forward_values.h"
 #include "kernels/v3/tiles_of_cta.h"
 

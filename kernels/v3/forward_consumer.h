@@ -1,36 +1,39 @@
-// A consumer warpgroup: 64 rows of queries, whose scores, weights and output stay in registers. One block of keys follows the other, across tiles:
-// while the weights of one block are computed, the tensor cores multiply those of the block before with v.
+// A consumer warpgroup of v3's forward pass: 64 rows of queries, whose scores, weights and output stay in its registers.
+//   S = Q K^T    P = exp2(S scale - m)    O += P V    o = O / sum    lse = ln 2 (m + log2 sum)
+// Blocks of keys follow each other across tiles. Their weights of block j are computed while the tensor cores multiply those of the block before,
+// i, which is further to the right; what runs there meanwhile is in brackets:
+//   a block      S(j), O += P(i) V(i) issued | S(j) awaited | what rows do not see hidden | P(j) [O] | O awaited
+//   a tile       S(first) | P(first) | its other blocks | its last product with
+//     joined     S(first of the next tile) issued beside it | lse [both] | P(first) [O] | O awaited, stored | the next tile's blocks
+//     alone      lse [O] | O awaited, stored
+// Registers decide the form: `s` is scores, then weights; `weights` is the operand of a product under way, which nobody touches.
+//
+// The phases are members that are defined beside this file, which has what they share and the walk over the tiles; v3/forward.h includes all:
+//   forward_products.h   products, turns at the tensor cores, waits
+//   forward_hide.h       what a block hides
+//   forward_blocks.h     a block: its scores, its weights, and when it takes a maximum
+//   forward_tiles.h      which blocks a tile has, how it begins, how the next is joined to it
+//   forward_output.h     lse and o
 #pragma once
 
-#include "device_abi/lowest.h"
-#include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
-#include "kernels/ptx/stmatrix.h"
-#include "kernels/ptx/wgmma.h"
-#include "kernels/tile/for_each.h"
 #include "kernels/v3/alibi.h"
-#include "kernels/v3/block_order.h"
 #include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_mask_words.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/forward_terms.h"
+#include "kernels/v3/forward_wildness.h"
 #include "kernels/v3/hidden_values.h"
 #include "kernels/v3/schedule.h"
-#include "kernels/v3/scores_again.h"
 #include "kernels/v3/softmax.h"
-#include "kernels/v3/store_row.h"
 #include "kernels/v3/tiles_of_cta.h"
 
 namespace fattn::v3 {
 
-using tile::for_each;
-
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
 inline constexpr int kMostBlocks = 0x7fffffff;
-// See Consumer::wildness.
-inline constexpr int kWild = 4, kWildBefore = 12, kVeryWildBefore = 999, kVeryWild = 1000;
 
 template <class Spec>
 struct Consumer {
@@ -84,10 +87,7 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
-  // How wild the scores of the warp's rows are. Beyond kWild every block takes a maximum, which then costs less than to find weights that dominate.
-  // Blocks whose maxima change nothing calm it down. From kVeryWildBefore on it stays to the end of the tile: weights are beyond all bounds in many
-  // blocks. Capped scores are tanh itself from the first that left the curve to the tile's end: until then it is 0.
-  int wildness = 0;
+  Wildness<Spec::Score::kCapped> wildness;
   int row = 0;    // the tile's first
   Kept keys;      // of the tile's batch entry
   int block = 0;  // whose weights are computed; under a mask of pairs counted from the tile's first
@@ -122,356 +122,59 @@ struct Consumer {
   __device__ __forceinline__ unsigned q_tile(unsigned buffer) const { return shared + buffer * Shape::kQueryBytes; }
   __device__ __forceinline__ unsigned k_tile(unsigned stage) const { return shared + Shape::kOffsetK + stage * Shape::TileK::kBytes; }
 
-  // --- products, of the whole warpgroup ---
+  // --- products of the whole warpgroup: forward_products.h ---
 
-  // s = q k^T
-  __device__ __forceinline__ void issue_scores(unsigned buffer) {
-    ptx::forget(s);
-    const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
-    const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetK, 0) + k.stage * (Shape::TileK::kBytes / 16);
-    for_each<0, Shape::kDepth>([&](auto step) {
-      constexpr int kStep = decltype(step)::value;
-      ptx::wgmma<Element, (kStep > 0)>(s, a + Shape::TileQ::step(kStep), b + Shape::TileK::step(kStep));
-    });
-    ptx::wgmma_commit();
-  }
-  // o += weights v
-  __device__ __forceinline__ void issue_output() {
-    const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetV, Shape::TileV::kColumnBytes) + v.stage * (Shape::TileV::kBytes / 16);
-#pragma unroll
-    for (int step = 0; step < kBlockN / 16; ++step)
-      ptx::wgmma<Element, true, ptx::Major::kOther>(o, weights[step], b + static_cast<unsigned>(step * 128));
-    ptx::wgmma_commit();
-  }
-  __device__ __forceinline__ void wait_k() const {
-    if (!k_is_there) ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
-  }
-  __device__ __forceinline__ void wait_v() const {
-    if constexpr (kHidesPairs<Spec>) ptx::mbarrier_wait(barriers.v_good(v.stage), v.parity);
-    if constexpr (!kHidesPairs<Spec> || kStaged) ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
-  }
-  // The blocks that the latest products read; the rings are one further already.
-  __device__ __forceinline__ void free_k() const {
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.k_empty(k.last()));
-  }
-  __device__ __forceinline__ void free_v() const {
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.v_empty(v.last()));
-  }
-  // Where consumers do this: their last scores of the tile are done.
-  __device__ __forceinline__ void free_queries(unsigned buffer) const {
-    ptx::warp_sync();
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer, static_cast<unsigned>(group)));
-  }
-  __device__ __forceinline__ void wait_turn() const {
-    if constexpr (kTurns) ptx::bar_sync(1 + group, 256);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTurns) ptx::bar_arrive(1 + (group + 1 == kGroups ? 0 : group + 1), 256);
-  }
+  __device__ __forceinline__ void issue_scores(unsigned buffer);    // S = Q K^T
+  __device__ __forceinline__ void issue_output();                   // O += P V
+  __device__ __forceinline__ void issue_products(unsigned buffer);  // both, in turn
+  __device__ __forceinline__ void issue_last_product();
+  __device__ __forceinline__ void products_done();
+  __device__ __forceinline__ void scores_done();
+  __device__ __forceinline__ void output_done();
+  __device__ __forceinline__ void wait_k() const;
+  __device__ __forceinline__ void wait_v() const;
+  __device__ __forceinline__ void free_k() const;
+  __device__ __forceinline__ void free_v() const;
+  __device__ __forceinline__ void free_queries(unsigned buffer) const;
+  __device__ __forceinline__ void wait_turn() const;
+  __device__ __forceinline__ void pass_turn() const;
 
-  // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
-  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, first_row + group * 64, of); }
+  // --- what a block hides, of each warp: forward_hide.h ---
 
-  // The bias of a block, if there is one: read while the tensor cores multiply.
-  __device__ __forceinline__ void read_terms() { terms.read(p, shared, barriers, warp_row(), lane()); }
+  __device__ __forceinline__ void hide(int of);
+  __device__ __forceinline__ void hide_behind(int of);
+  __device__ __forceinline__ void hide_before(int of);
+  __device__ __forceinline__ void hide_other_documents(int of);
+  __device__ __forceinline__ void hide_by_words();
+
+  // --- a block, of each warp: forward_blocks.h ---
+
+  template <bool kBiasAgain = false>
+  __device__ __forceinline__ void while_multiplying(int first_row, int of);
   template <bool kExact>
-  __device__ __forceinline__ void add_terms() {
-    constexpr float kLn2 = 0.693147180559945309f;
-    terms.template apply<kExact>(s, scale * kLn2);
-  }
+  __device__ __forceinline__ void add_terms();
   // What scores are multiplied by in the exponential: after a bias they have their own scale.
   __device__ __forceinline__ float exponent_scale() const { return Terms::kAdds ? kLog2e : scale; }
-
-  // Both products, in this warpgroup's turn.
-  __device__ __forceinline__ void issue_products(unsigned buffer) {
-    wait_k();
-    wait_turn();
-    ptx::pin(o);
-    ptx::pin(weights);
-    ptx::wgmma_fence();
-    issue_scores(buffer);
-    wait_v();
-    ptx::wgmma_fence();  // ptxas puts one here in any case: a loop stands between the products
-    issue_output();
-    pass_turn();
-    k.next();
-    v.next();
-    k_is_there = kLooksEarly && ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
-  }
-  // The scores are there; o is under way until output_done().
-  __device__ __forceinline__ void scores_done() {
-    products_done();
-    Spec::Score::apply(s, p.call);
-  }
-  // The same, of q and k alone.
-  __device__ __forceinline__ void products_done() {
-    ptx::wgmma_wait<1>();
-    ptx::pin(s);
-  }
-  __device__ __forceinline__ void output_done() {
-    ptx::wgmma_wait<0>();
-    ptx::pin(o);
-    ptx::pin(weights);
-    free_v();
-  }
-
-  // --- softmax, of each warp ---
-
-  // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
-  __device__ __forceinline__ void hide(int of) {
-    of += visible.first_block(p);
-    if constexpr (kMaskAlone) {  // in its words
-      const int first = of * kBlockN + lane() % 4 * 2;
-      visible.hide_behind(Mask::visible_end(p.call, keys, row + own_row()) - first, Mask::visible_end(p.call, keys, row + own_row() + 8) - first);
-    } else if constexpr (kDocuments) {
-      hide_other_documents(of);
-      if (Mask::visible_end(p.call, keys, row + warp_row()) < (of + 1) * kBlockN) hide_behind(of);
-    } else {
-      hide_behind(of);
-    }
-    if constexpr (Mask::kBegins)
-      if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
-  }
-  __device__ __forceinline__ void hide_by_words() {
-    if constexpr (kPairOf<Spec>.mask) visible.hide(s, static_cast<unsigned>(pairs_of(p.call).tile_groups));  // which packed sequences have
-  }
-  __device__ __forceinline__ void hide_behind(int of) {
-    const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
-    const int end0 = Mask::visible_end(p.call, keys, row + own_row()) - first, end1 = Mask::visible_end(p.call, keys, row + own_row() + 8) - first;
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i)
-      if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
-  }
-  __device__ __forceinline__ void hide_before(int of) {
-    const int first = of * kBlockN + lane() % 4 * 2;
-    const int begin0 = Mask::visible_begin(p.call, keys, row + own_row()) - first,
-              begin1 = Mask::visible_begin(p.call, keys, row + own_row() + 8) - first;
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i)
-      if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
-  }
-  // Keys of other documents than the row's.
-  __device__ __forceinline__ void hide_other_documents(int of) {
-    if (keys.one_begin <= of && of < keys.one_end) return;
-    Keys found = keys;
-    if constexpr (kTightest) found.entry = ptx::opaque(found.entry);  // addresses of its own ids are not kept
-    const int id0 = found.id_of_query(p.call, row + own_row()), id1 = found.id_of_query(p.call, row + own_row() + 8);
-    const int2* const ids = reinterpret_cast<const int2*>(found.ids_of_block(p.call, of)) + lane() % 4;
-    if constexpr (kTightDocuments) {  // not all ids at once
-      static_assert(kBlockN / 2 <= 32);
-      unsigned hidden = 0;
-#pragma unroll 1
-      for (int n = kBlockN / 8 - 1; n >= 0; --n) {
-        const int2 id = ids[n * 4];
-        hidden = hidden << 4 | (id.x != id0 ? 1u : 0u) | (id.y != id0 ? 2u : 0u) | (id.x != id1 ? 4u : 0u) | (id.y != id1 ? 8u : 0u);
-      }
-#pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i)
-        if ((hidden & 1u << i) != 0) s[i] = -kInfinity;
-    } else {
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n) {
-        const int2 id = ids[n * 4];
-        if (id.x != id0) s[4 * n] = -kInfinity;
-        if (id.y != id0) s[4 * n + 1] = -kInfinity;
-        if (id.x != id1) s[4 * n + 2] = -kInfinity;
-        if (id.y != id1) s[4 * n + 3] = -kInfinity;
-      }
-    }
-  }
-  __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < kBlockN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
-    bits.drop(weights);
-  }
-  __device__ __forceinline__ void rescale() {
-#pragma unroll
-    for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] *= factor[i >> 1 & 1];
-  }
-
-  // Whether each of the warpgroup's rows has seen a key: its warps multiply together, so none goes another way alone.
-  __device__ __forceinline__ bool group_has_references() const {
-    return ptx::bar_and(kOwnBarrier + group, 128, softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
-  }
-
-  // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
-  __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
-    const int away = of * kBlockN + slope.first;
-    distance[0] = static_cast<float>(away);
-    distance[1] = static_cast<float>(away - 8);
-  }
-  // References are found or raised, of the scores of block `of`, and weights made.
   template <bool kFirst>
-  __device__ __forceinline__ bool update(int of) {
-    if constexpr (kStaged) {
-      const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
-      seen = ptx::vote_all(softmax.reference[0] > kLowestLse && softmax.reference[1] > kLowestLse);
-      return moved;
-    } else if constexpr (kAlibi) {
-      float distance[2];
-      distances(distance, of);
-      add_alibi<kNothingBehind>(s, scale, slope.value, distance);
-      return softmax.template update<kFirst>(s, factor, 1.0f);
-    } else {
-      return softmax.template update<kFirst, !Spec::Score::kCapped>(s, factor, scale);
-    }
-  }
-
-  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum. kWhole: all rows see it
-  // whole, but for words of a mask.
+  __device__ __forceinline__ bool update(int of);
+  __device__ __forceinline__ void pack();
+  __device__ __forceinline__ void rescale();
+  __device__ __forceinline__ void rescale_if(bool moved);
+  __device__ __forceinline__ bool group_is_wild() const;
   template <bool kBehind = false, bool kWhole = false>
-  __device__ __forceinline__ void masked_block(unsigned buffer) {
-    visible.read(p, block - 1);
-    issue_products(buffer);
-    draw(row, block - 1);
-    if constexpr (kStaged) {
-      read_terms();
-      terms.free(barriers, lane());
-    }
-    scores_done();
-    free_k();
-    if constexpr (kStaged) add_terms<true>();
-    if constexpr (Mask::kUneven && !kWhole)
-      hide(block - 1);
-    else if constexpr (kBehind)
-      if (block * kBlockN > keys.count(p.call)) hide(block - 1);
-    hide_by_words();
-    const bool moved = update<false>(block - 1);
-    output_done();
-    if constexpr (kWhole)
-      rescale_if(moved);
-    else if (moved)
-      rescale();
-    pack();
-  }
-  __device__ __forceinline__ void calm_down() {
-    if (!Spec::Score::kCapped && wildness < kVeryWildBefore) wildness = max(wildness - 1, 0);
-  }
-  // After a maximum.
-  __device__ __forceinline__ void rescale_if(bool moved) {
-    if (!moved) return calm_down();
-    if (!kStaged && !ptx::vote_all(factor[0] > 0 && factor[1] > 0)) wildness = kVeryWild;  // with a bias rows may see their first key
-    rescale();
-  }
-  // Whether a tile, or the rest of one, is to take maxima: the warps of a warpgroup multiply together, so none goes another way alone.
-  __device__ __forceinline__ bool group_is_wild() const { return !ptx::bar_and(kOwnBarrier + group, 128, wildness <= kWild); }
-
-  // Any other: no maximum, unless weights dominate their rows, or capped scores leave their curve. Where that happens again and again in a tile a
-  // maximum of every block costs less (`wildness`). kBegins: a block in which rows begin to see keys; those
-  // that see some of them have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key.
+  __device__ __forceinline__ void masked_block(unsigned buffer);
   template <bool kBegins, bool kBehind = false>
-  __device__ __forceinline__ void whole_block(unsigned buffer) {
-    constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
-    // As long as scores are far from softcap. Where a warp's were not in one block of a tile, they become tanh itself from then on.
-    constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;
-    visible.read(p, block - 1);
-    issue_products(buffer);
-    draw(row, block - 1);
-    if constexpr (kStaged) read_terms();
-    if constexpr (kByCurve)
-      products_done();
-    else
-      scores_done();
-    if constexpr (kBegins && !kStaged) hide_before(block - 1);
-    const bool careful = Spec::kCareful && (wildness > kWild || (kStaged && !seen));
-    if constexpr (kStaged) {
-      if (careful) [[unlikely]]
-        add_terms<true>();
-      else
-        add_terms<false>();
-      if constexpr (kBegins) hide_before(block - 1);
-    }
-    hide_by_words();
-    bool moved = false;
-    int inside = -1;
-    [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
-    if constexpr (kAlibi) {
-      rise = kBehind ? -slope.value : slope.value;
-      distances(line, block - 1);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) line[r] = fmaf(rise, line[r], -softmax.reference[r]);
-    }
-    const auto weigh = [&](auto from, auto to) {
-      if constexpr (kByCurve)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, inside);
-      else if constexpr (kAlibi)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line);
-      else
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, exponent_scale());
-    };
-    const bool by_tanh = kByCurve && wildness > 0;
-    if (careful) [[unlikely]] {
-      if constexpr (kByCurve) Spec::Score::apply(s, p.call);
-      moved = update<false>(block - 1);
-    } else if (by_tanh) [[unlikely]] {
-      Spec::Score::apply(s, p.call);
-    } else {
-      weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
-    }
-    output_done();
-    if (careful) [[unlikely]] {
-      rescale_if(moved);
-      pack();
-    } else {
-      if (by_tanh) [[unlikely]]
-        softmax.template weigh<0, kBlockN / 2>(s, scale);
-      else
-        weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
-      if constexpr (!kPacksLast) pack();
-      const bool good = !kByCurve || inside < 0;
-      if (softmax.add(s, good)) [[likely]] {
-      } else if (kScalesDominant && softmax.add_dominant(s, factor, good)) {
-        rescale();
-        if constexpr (!kPacksLast) pack();
-        if (!Spec::Score::kCapped || wildness > 0) wildness += 2;
-      } else {
-        if (!Spec::Score::kCapped || by_tanh)
-          wildness = kVeryWild;
-        else if (!ptx::vote_all(good))
-          wildness = 1;
-        scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
-        Spec::Score::apply(s, p.call);
-        if constexpr (kStaged) {
-          terms.read_again(p, shared, warp_row(), lane());
-          add_terms<true>();
-        }
-        visible.read(p, block - 1);  // again, which is cheaper than to keep them
-        hide_by_words();
-        if constexpr (kBegins) hide_before(block - 1);
-        update<false>(block - 1);
-        rescale();
-        if constexpr (!kPacksLast) pack();
-      }
-      if constexpr (kPacksLast) pack();
-    }
-    free_k();  // only now: the way back reads it
-    if constexpr (kStaged) terms.free(barriers, lane());
-  }
-
-  // Blocks that all rows see whole (kBegins: to the left), down to block `to`. Where registers are few a warp has no way of its own through a block:
-  // the warpgroup finds out at the first of them, and once more some blocks later, whether it takes maxima.
+  __device__ __forceinline__ void whole_block(unsigned buffer);
+  template <bool kBegins, bool kByCurve>
+  __device__ __forceinline__ bool scores_of_whole_block(unsigned buffer);
+  template <bool kBegins>
+  __device__ __forceinline__ void keep_weights(unsigned buffer, bool by_tanh, bool good);
+  template <bool kBegins>
+  __device__ __forceinline__ void weigh_again(unsigned buffer);
   template <bool kBegins, bool kBehind = false>
-  __device__ __forceinline__ void whole_blocks(unsigned buffer, int to) {
-    if constexpr (Spec::kCareful || kBegins) {
-#pragma unroll 1
-      for (; block > to; --block) whole_block<kBegins, kBehind>(buffer);
-    } else {
-      int look = block, again = block - kWild;
-#pragma unroll 1
-      for (; block > to; --block) {
-        if (block == look) {
-          if (group_is_wild()) break;
-          look = again;
-          again = 0;
-        }
-        whole_block<kBegins, kBehind>(buffer);
-      }
-#pragma unroll 1
-      for (; block > to; --block) masked_block<kBehind, true>(buffer);
-    }
-  }
+  __device__ __forceinline__ void whole_blocks(unsigned buffer, int to);
 
-  // --- tiles ---
+  // --- a tile: forward_tiles.h ---
 
   // Where the CTA's tile `nth` is, found again rather than kept in registers all the way.
   __device__ __forceinline__ auto place_at(int nth, int number) const { return tile_place<Spec>(p, shared, nth, number); }
@@ -480,336 +183,52 @@ struct Consumer {
     const int again = ptx::opaque(nth);
     return place_at(again, number_of(again));
   }
-
-  // Blocks of a tile that this warpgroup computes, from the last to the first: those that one of its rows sees, or all.
-  __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
-    if constexpr (Spec::kSkip && Mask::kUneven)
-      return block_end<Mask, kBlockN>(p.call, of, first_row + group * 64, 64);
-    else
-      return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM);
-  }
-  __device__ __forceinline__ int first_of(int first_row, Keys of) const {
-    return kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
-  }
-  __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
-  __device__ __forceinline__ int own_begin(int first_row, Keys of) const {
-    return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
-  }
-
-  // Under a mask of pairs: what a tile begins with. Nothing of the tile before is asked for any more.
+  __device__ __forceinline__ int own_blocks(int first_row, Keys of) const;
+  __device__ __forceinline__ int all_blocks(int first_row, Keys of) const;
+  __device__ __forceinline__ int first_of(int first_row, Keys of) const;
+  __device__ __forceinline__ int own_begin(int first_row, Keys of) const;
   template <class Place>
-  __device__ __forceinline__ void look_at_mask(const Place& place, Keys of) {
-    if constexpr (kMaskRanges<Spec>) {
-      const int begin = own_begin(place.row, of);
-      visible.begin(p, place, group, begin);
-      block = own_blocks(place.row, of) - 1 - begin;
-    }
-  }
-  __device__ __forceinline__ void look_at_mask_again(int nth) {
-    if constexpr (kPairOf<Spec>.mask) {
-      const auto place = place_again(nth);
-      look_at_mask(place, keys_of_warp<Spec>(p.call, place, group, lane()));
-    }
-  }
-  // The block that a tile begins with, as `block` counts.
-  __device__ __forceinline__ int beginning(int first_row, Keys of) const { return kMaskRanges<Spec> ? block : first_of(first_row, of); }
+  __device__ __forceinline__ void look_at_mask(const Place& place, Keys of);
+  __device__ __forceinline__ void look_at_mask_again(int nth);
+  __device__ __forceinline__ int beginning(int first_row, Keys of) const;
+  __device__ __forceinline__ bool group_has_references() const;
+  __device__ __forceinline__ int last_whole_key(int first_row) const;
+  __device__ __forceinline__ int last_masked_block() const;
+  __device__ __forceinline__ void blocks(unsigned buffer);
+  __device__ __forceinline__ void blocks_of_documents(unsigned buffer);
+  __device__ __forceinline__ void pass_over(int count);
+  __device__ __forceinline__ void skip_blocks(int first_row, Keys of);
+  __device__ __forceinline__ int blocks_before() const;
+  __device__ __forceinline__ void pass_over_keys(int count);
+  __device__ __forceinline__ void pass_over_values(int count);
+  __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head);
+  __device__ __forceinline__ void clear_output();
+  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer);
+  template <class Place>
+  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, const Place& next_place, Keys next_keys, Slope next_slope);
 
-  // The weights of the block that a tile begins with, from its scores.
-  __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
-    if constexpr (Spec::Score::kCapped)
-      wildness = 0;
-    else  // scores are like those of the tile before
-      wildness = wildness == kVeryWild ? kVeryWildBefore : wildness > kWild && wildness < kVeryWildBefore ? kWildBefore : 0;
-    row = first_row;
-    keys = of;
-    slope = of_head;
-    if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
-    block = beginning(first_row, of);
-    if constexpr (kStaged) add_terms<true>();
-    if (Mask::kUneven || (!kPairOf<Spec>.mask && (block + 1) * kBlockN > keys.count(p.call))) hide(block);
-    hide_by_words();
-    update<true>(block);
-    if constexpr (Spec::Score::kCapped)  // a maximum that near says that others leave the curve
-      wildness = ptx::vote_all(curve.reaches(fmaxf(softmax.reference[0], softmax.reference[1]) - Window<Element>::kHeadroom)) ? 0 : 1;
-  }
-  __device__ __forceinline__ void clear_output() {
-#pragma unroll
-    for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] = 0;
-  }
+  // --- what leaves a tile: forward_output.h ---
 
-  // Passes over the blocks that none of the warpgroup's rows sees. A stage is waited for before it is freed: arrivals count for the right phase then.
-  __device__ __forceinline__ void skip_blocks(int first_row, Keys of) {
-    pass_over(all_blocks(first_row, of) - own_blocks(first_row, of));
-    k_is_there = false;
-  }
-  __device__ __forceinline__ void pass_over(int count) {
-#pragma unroll 1
-    for (int skip = count; skip > 0; --skip) {
-      ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
-      wait_v();
-      k.next();
-      v.next();
-      free_k();
-      free_v();
-    }
-  }
-  // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come
-  // between their keys and their values.
-  __device__ __forceinline__ int blocks_before() const { return own_begin(row, keys) - block_begin<Mask, kBlockN>(p.call, keys, row); }
-  __device__ __forceinline__ void pass_over_keys(int count) {
-#pragma unroll 1
-    for (int skip = count; skip > 0; --skip) {
-      wait_k();
-      k.next();
-      free_k();
-      k_is_there = false;
-    }
-  }
-  __device__ __forceinline__ void pass_over_values(int count) {
-#pragma unroll 1
-    for (int skip = count; skip > 0; --skip) {
-      wait_v();
-      v.next();
-      free_v();
-    }
-  }
-
-  // The first block of a tile that is not joined to the one before.
-  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer) {
-    ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
-    if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
-    visible.read(p, beginning(first_row, of));
-    wait_k();
-    ptx::wgmma_fence();
-    issue_scores(buffer.stage);
-    k.next();
-    k_is_there = false;
-    draw(first_row, first_of(first_row, of));
-    if constexpr (kStaged) {
-      read_terms();
-      terms.free(barriers, lane());
-    }
-    ptx::wgmma_wait<0>();
-    ptx::pin(s);
-    Spec::Score::apply(s, p.call);
-    free_k();
-    first_softmax(first_row, of, of_head);
-    clear_output();
-    pack();
-  }
-
-  __device__ __forceinline__ int last_whole_key(int first_row) const {
-    const int last = Mask::visible_end(p.call, keys, first_row) - 1;
-    if constexpr (kAlibi && !kNothingBehind) return min(last, aligned_key(p.call, keys, first_row));
-    return last;
-  }
-  // Where blocks without a maximum begin: before it, on the way down.
-  __device__ __forceinline__ int last_masked_block() const {
-    const int last = max(0, last_whole_key(row + group * 64)) / kBlockN - visible.first_block(p);
-    if constexpr (kDocuments) return min(last, keys.one_end);
-    return last;
-  }
-  // Of documents: down to the blocks that are of one, and on to those of others before it.
-  __device__ __forceinline__ void blocks_of_documents(unsigned buffer) {
-    int masked = last_masked_block(), whole = keys.one_begin;  // down to these
-    if constexpr (Mask::kBegins) whole = max(whole, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
-    const auto first = [&] { return own_begin(kTightest && Mask::kBegins ? ptx::opaque(row) : row, keys); };  // of a window found again
-    masked = max(masked, first());
-    whole = max(whole, first());
-#pragma unroll 1
-    for (;;) {
-#pragma unroll 1
-      for (; block > masked; --block) masked_block(buffer);
-      whole_blocks<false>(buffer, whole);
-      masked = whole = first();
-      if (block <= masked) break;
-    }
-  }
-  // All blocks but the first; the product of the last is still to come.
-  __device__ __forceinline__ void blocks(unsigned buffer) {
-    if constexpr (kDocuments) return blocks_of_documents(buffer);
-    if constexpr (kMaskAlone) {  // which hides whatever it likes, from the first blocks on
-      const int whole = Mask::kUneven ? last_masked_block() : kMostBlocks;
-#pragma unroll 1
-      for (; block > 0 && (block > whole || !group_has_references()); --block) masked_block(buffer);
-    } else if constexpr (Mask::kUneven || kAlibi) {
-      // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
-      // keys behind it have terms that rise, and weights with them.
-      const int whole = kPairOf<Spec>.mask ? max(0, last_masked_block()) : last_masked_block();
-#pragma unroll 1
-      for (; block > whole; --block) masked_block(buffer);
-    }
-    if constexpr (Mask::kBegins) {
-      const int first = own_begin(row, keys);
-      const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
-      whole_blocks<false>(buffer, whole);
-      whole_blocks<true>(buffer, first);
-    } else {
-      whole_blocks<false>(buffer, 0);
-    }
-    if constexpr (kFromDiagonal<Spec>) {
-      const int behind = first_block<Spec, Shape::kBlockM>(p.call, keys, row) + 1;
-      block = all_blocks(row, keys);
-      if (block > behind) {
-        masked_block<true>(buffer);  // keys may end in it
-        --block;
-        whole_blocks<false, true>(buffer, behind);
-      }
-    }
-  }
-
-  // The last product of a tile that the next is not joined to; under way until output_done().
-  __device__ __forceinline__ void issue_last_product() {
-    wait_v();
-    ptx::pin(o);
-    ptx::pin(weights);
-    ptx::wgmma_fence();
-    issue_output();
-    v.next();
-  }
-
-  // Closes the softmax of a tile: writes lse. The result is what o is still to be multiplied by; 0 for empty rows.
+  // What o is still to be multiplied by; 0 for empty rows.
   struct Inverse {
     float of_row[2];
   };
-  __device__ __forceinline__ Inverse close_rows(int nth) {
-    const auto place = place_again(nth);
-    const AttentionParams& call = p.call;
-    Inverse inverse;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[r] + ptx::shfl_xor(softmax.sum[r], 1);
-      sum += ptx::shfl_xor(sum, 2);
-      if constexpr (kPairOf<Spec>.lengths) sum += first_sum<kPairOf<Spec>>(call, place.batch);  // NaN if the length is out of range
-      [[maybe_unused]] float sinked_lse;
-      if constexpr (kPairOf<Spec>.sinks) {
-        const SinkedRow<true> sinked(sink_of(pairs_of(call), place.head), -softmax.reference[r], sum, sum == 0);
-        sum = sinked.sum;
-        sinked_lse = sinked.lse;
-      }
-      inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
-      if constexpr (kDropout) inverse.of_row[r] *= pairs_of(call).dropout_scale;
-      const int at = place.row + own_row() + 8 * r;
-      if (call.lse != nullptr && lane() % 4 == 0 && at < queries_of(call, place)) {
-        constexpr float kLn2 = 0.693147180559945309f;
-        call.lse[place.batch * call.lse_strides.batch + (place.first_query() + at) * call.lse_strides.row + place.head * call.lse_strides.head] =
-            kPairOf<Spec>.sinks ? sinked_lse
-            : sum == 0          ? -kInfinity
-                                : (softmax.reference[r] + ptx::lg2(sum)) * kLn2;
-      }
-    }
-    return inverse;
-  }
-
-  __device__ __forceinline__ void finish(const Inverse& inverse, int nth, unsigned buffer) {
-    if (!ptx::vote_all(inverse.of_row[0] != 0 && inverse.of_row[1] != 0)) {  // empty rows, whatever 0 * v was
-#pragma unroll
-      for (int i = 0; i < Spec::kHeaddimV / 2; ++i)
-        if (inverse.of_row[i >> 1 & 1] == 0) o[i] = 0;
-    }
-    if constexpr (Shape::kStoreFromRegisters)
-      store_output(inverse, nth);
-    else
-      hand_output_over(inverse, nth, buffer);
-  }
-
-  // Stores o.
-  __device__ __forceinline__ void store_output(const Inverse& inverse, int nth) {
-    const auto place = place_again(nth);
-    unsigned zero[2];
-    for_each<0, 2>([&](auto r) {
-      constexpr int kRow = decltype(r)::value;
-      const int at = place.row + own_row() + 8 * kRow;
-      zero[kRow] = store_row<Element, kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o(place, at),
-                                                                 at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
-    });
-    look_for_nan(zero, inverse, nth);
-  }
-
-  // Leaves o to the warp that stores it, in the buffer of the queries.
-  __device__ __forceinline__ void hand_output_over(const Inverse& inverse, int nth, unsigned buffer) {
-    const float inverse0 = inverse.of_row[0], inverse1 = inverse.of_row[1];
-    const unsigned line = q_tile(buffer) + static_cast<unsigned>((warp_row() + lane() % 16) * 128);
-    ptx::bar_sync(kOwnBarrier + group, 128);  // every warp of the group is done with the queries
-    unsigned zero[2] = {0, 0};                // or NaN, if there is a NaN in the lane's part of a row
-#pragma unroll
-    for (int i = 0; i < Spec::kHeaddimV / 8; i += 2) {
-      const unsigned a[4] = {ptx::pack2<Element>(o[4 * i] * inverse0, o[4 * i + 1] * inverse0),
-                             ptx::pack2<Element>(o[4 * i + 2] * inverse1, o[4 * i + 3] * inverse1),
-                             ptx::pack2<Element>(o[4 * i + 4] * inverse0, o[4 * i + 5] * inverse0),
-                             ptx::pack2<Element>(o[4 * i + 6] * inverse1, o[4 * i + 7] * inverse1)};
-      ptx::stmatrix_x4(line + static_cast<unsigned>(i / 8 * Shape::TileO::kColumnBytes + ((i % 8 + lane() / 16) ^ (lane() % 8)) * 16), a);
-      if constexpr (kTrustsValues<Spec>) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
-      }
-    }
-    look_for_nan(zero, inverse, nth);
-    ptx::async_proxy_fence();
-    ptx::warp_sync();
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.o_full(buffer, static_cast<unsigned>(group)));
-  }
-
-  // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
-  __device__ __forceinline__ void look_for_nan(const unsigned (&zero)[2], const Inverse& inverse, int nth) const {
-    if constexpr (kTrustsValues<Spec>) {
-      const bool good = ((zero[0] & 0x7fff7fffu) == 0 || !(inverse.of_row[0] > 0)) && ((zero[1] & 0x7fff7fffu) == 0 || !(inverse.of_row[1] > 0));
-      if (!ptx::vote_all(good)) [[unlikely]]
-        if (lane() == 0 && !SpoiltNotes<Spec>{shared}.looked_through(nth)) SpoiltNotes<Spec>{shared}.compute_again(nth);
-    }
-  }
-
+  __device__ __forceinline__ auto close_rows(int nth) -> Inverse;
+  __device__ __forceinline__ void finish(const Inverse& inverse, int nth, unsigned buffer);
+  __device__ __forceinline__ void store_output(const Inverse& inverse, int nth);
+  __device__ __forceinline__ void hand_output_over(const Inverse& inverse, int nth, unsigned buffer);
+  __device__ __forceinline__ void look_for_nan(const unsigned (&zero)[2], const Inverse& inverse, int nth) const;
+  template <class Place>
+  __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const;
+  __device__ __forceinline__ bool has_spoilt_values(int nth) const;
   template <class Place>
   static __device__ __forceinline__ int queries_of(const AttentionParams& call, const Place& place) {
     return keys_of<Spec>(call, place).queries(call);
   }
-  template <class Place>
-  __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const {
-    if constexpr (kPairOf<Spec>.packed) row_of_q += place.q_begin;
-    const TensorStrides& strides = p.call.o_strides;
-    return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
-  }
 
-  // Whether Inf and NaN were taken out of the tile's values: its end then needs the registers that joining it to the next one takes. All of its
-  // blocks have been looked through by now, but for those that a warpgroup passes over.
-  __device__ __forceinline__ bool has_spoilt_values(int nth) const {
-    wait_v();
-    const bool spoilt = SpoiltNotes<Spec>{shared}.kinds(nth) != 0;
-    if constexpr (Shape::kSkipsBefore) return !ptx::bar_and(kOwnBarrier + group, 128, !spoilt);
-    return spoilt;
-  }
+  // --- all tiles of the CTA ---
 
-  // The last product of a tile beside the first scores of the next.
-  template <class Place>
-  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, const Place& next_place, Keys next_keys, Slope next_slope) {
-    int others = 0;  // blocks between this warpgroup's last of the tile and its first of the next
-    if constexpr (Shape::kSkipsBefore) {
-      others = blocks_before();
-      if constexpr (kJoinsPast) others += all_blocks(next_place.row, next_keys) - own_blocks(next_place.row, next_keys);
-      pass_over_keys(others);  // whose places may be those of the keys that come before the queries
-    }
-    ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
-    issue_products(next_buffer.stage);
-    visible.read(p, beginning(next_place.row, next_keys));
-    const Inverse inverse = close_rows(nth);  // beside the products
-    bits.begin(p, next_place);
-    draw(next_place.row, first_of(next_place.row, next_keys));
-    if constexpr (kStaged) {
-      read_terms();
-      terms.free(barriers, lane());
-    }
-    scores_done();
-    free_k();
-    first_softmax(next_place.row, next_keys, next_slope);
-    output_done();
-    if constexpr (kMaskAlone) pack();  // a place for its words
-    if constexpr (Shape::kSkipsBefore) pass_over_values(others);
-    finish(inverse, nth, buffer.stage);
-    clear_output();
-    if constexpr (!kMaskAlone) pack();
-    look_at_mask_again(nth + 1);  // rather than to keep it in registers
-  }
-
+  // In one piece: with the end of a tile in a function, windows above headdim 192 had other registers.
   __device__ __forceinline__ void run() {
     if (kTurns && group == 0) ptx::bar_arrive(1, 256);
     bool begun = false;

@@ -8,6 +8,7 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/set_registers.h"
 #include "kernels/v3/forward_f32_consumer.h"
+#include "kernels/v3/forward_f32_phases.h"
 
 namespace fattn::v3 {
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cpu/decode_tiles.h"
+#include "backend/cpu/dropout_words.h"
 #include "backend/cpu/nonfinite.h"
 #include "backend/cpu/pages.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
-#include "backend/cpu/score_inputs.h"
+#include "backend/cpu/operands.h"
 
 namespace fattn::core::FATTN_ISA {
 

@@ -26,8 +26,14 @@
 #include "backend/cpu/nonfinite.h"
 #include "backend/cpu/pages.h"
 //
-#include "backend/cpu/amx_backward.h"
-#include "backend/cpu/amx_forward.h"
+#include "backend/cpu/amx_backward_memory.h"
+#include "backend/cpu/amx_backward_nonfinite.h"
+#include "backend/cpu/amx_backward_products.h"
+#include "backend/cpu/amx_backward_square.h"
+#include "backend/cpu/amx_forward_keys.h"
+#include "backend/cpu/amx_forward_softmax.h"
+#include "backend/cpu/amx_forward_store.h"
+#include "backend/cpu/amx_forward_weigh.h"
 
 namespace fattn::core {
 namespace amx {

@@ -6,6 +6,9 @@
 
 namespace fattn::core::FATTN_ISA {
 
+// Numbers of a whole vector, for the compiler's operators. (Of more than one, g++ 12 makes moves through memory and general registers.)
+typedef uint32_t Words __attribute__((vector_size(sizeof(U32))));
+
 // Hands out pieces of a worker's scratch, 64-byte aligned. From a null base it only counts.
 struct Scratch {
   char* base;
