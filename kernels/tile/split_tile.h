@@ -131,8 +131,13 @@ struct SplitCopy {
 
   // Rows [0, rows) of `source` into the tile, zeros elsewhere. Asynchronous.
   static __device__ __forceinline__ void copy(unsigned tile, const float* source, long long row_stride, int rows) {
+    copy_rows(tile, rows, [=](int row) { return source + row * row_stride; });
+  }
+  // The same of rows that lie anywhere: row_at(row) is where row `row` begins, and asked for rows that the tile has not, too.
+  template <class RowAt>
+  static __device__ __forceinline__ void copy_rows(unsigned tile, int rows, RowAt&& row_at) {
     for_each_unit<kAligned ? 2 : 1>([&](unsigned offset, int row, int unit) {
-      const float* from = source + row * row_stride + unit * 8;
+      const float* from = row_at(row) + unit * 8;
       if constexpr (kAligned) {
         ptx::cp_async_16_zfill(tile + offset, from, row < rows && unit * 8 < kHeaddim ? 16 : 0);
         ptx::cp_async_16_zfill(tile + Tile::kBytes + offset, from + 4, row < rows && unit * 8 + 4 < kHeaddim ? 16 : 0);

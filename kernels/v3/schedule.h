@@ -37,10 +37,6 @@ __device__ __forceinline__ int tile_in_turn(const TileCall& p, int nth) {
   return number < p.work.tiles ? number : -1;
 }
 
-__device__ __forceinline__ int divide(int x, const Divisor& by) {
-  return static_cast<int>(__umulhi(2 * static_cast<unsigned>(x), by.factor) >> by.shift);
-}
-
 // The batch entry is one of the tensors; where packed sequences have none, it is 0 and their rows begin further on. entry() counts those too: what
 // slopes and random numbers go by.
 struct Place {

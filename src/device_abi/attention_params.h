@@ -55,6 +55,7 @@ struct PairFeatures {
   bool documents = false;  // a query sees the keys of its own id
   bool dlse = false;       // of the kernels that make row sums alone: those that prepare a backward pass, and algorithm standard's
   bool sinks = false;      // forward: a logit of each head joins the sum of a row's weights
+  bool paged = false;      // forward: keys are in pages, and each batch entry has a length (device_abi/pages.h)
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores

@@ -53,6 +53,18 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   return pairs;
 }
 
+Pages page_params(const Problem& problem, const fattn_buffers& b) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();                         // no number of a page is greater
+  const int size = static_cast<int>(std::min(problem.page_size, int64_t{1} << 30));  // greater ones have no column, and are not read
+  return {static_cast<const int*>(b.block_table),
+          problem.block_table_stride,
+          problem.k_page_stride,
+          problem.v_page_stride,
+          static_cast<int>(std::min(problem.pages, kMost)),
+          size,
+          divisor_of(size)};
+}
+
 FeatureParams call_params(const Problem& problem, int heads_per_section) {
   FeatureParams params{};
   params.q_strides = strides_of(problem.q);

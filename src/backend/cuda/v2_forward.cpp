@@ -233,10 +233,11 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   const auto rows_aligned = [&](const Strides& strides, int64_t rows, int64_t heads) {
     return aligned(strides, problem.batch, rows, heads, problem.dtype);
   };
-  plan.aligned_strides =
-      headdim % copied_at_once(problem.dtype) == 0 && headdim_v % copied_at_once(problem.dtype) == 0 &&
-      rows_aligned(problem.q, problem.dense_rows(), problem.nheads) && rows_aligned(problem.o, problem.dense_rows(), problem.nheads) &&
-      rows_aligned(problem.k, problem.dense_keys(), problem.nheads_k) && rows_aligned(problem.v, problem.dense_keys(), problem.nheads_k);
+  plan.aligned_strides = headdim % copied_at_once(problem.dtype) == 0 && headdim_v % copied_at_once(problem.dtype) == 0 &&
+                         rows_aligned(problem.q, problem.dense_rows(), problem.nheads) &&
+                         rows_aligned(problem.o, problem.dense_rows(), problem.nheads) &&
+                         rows_aligned(problem.k, problem.dense_keys(), problem.nheads_k) &&
+                         rows_aligned(problem.v, problem.dense_keys(), problem.nheads_k) && pages_aligned(problem);
   return plan;
 }
 
@@ -246,8 +247,11 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned) {
   return key;
 }
 
-PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& b) {
-  return pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
+PagedParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& b) {
+  PagedParams params{};
+  static_cast<PairParams&>(params) = pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
+  if (problem.paged) params.pages = page_params(problem, b);
+  return params;
 }
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {
