@@ -27,10 +27,10 @@ struct TileCopy {
   static constexpr int kUnroll = kBy == CopyBy::kAsync ? kPasses : kBy == CopyBy::kRegisters ? 4 : 1;
 
   // body(row, unit, first) for each unit of this thread.
-  template <class Body>
+  template <int kUnrolled = kUnroll, class Body>
   static __device__ __forceinline__ void for_each_unit(Body&& body) {
     const int in_cta = ptx::opaque(static_cast<int>(threadIdx.x)), thread = kTeams == 1 ? in_cta : in_cta % kThreads;
-#pragma unroll(kUnroll)
+#pragma unroll(kUnrolled)
     for (int pass = 0; pass < kPasses; ++pass) {
       const int index = thread + pass * kThreads;
       const int row = kSameUnit ? thread / Tile::kUnits + pass * (kThreads / Tile::kUnits) : index / Tile::kUnits;
@@ -54,7 +54,9 @@ struct TileCopy {
   // alone.
   template <bool kBounded, bool kMayBeNull = false, class RowAt>
   static __device__ __forceinline__ void copy_rows(unsigned tile, int rows, RowAt&& row_at) {
-    for_each_unit([&](int row, int unit, bool) {
+    // Few at a time: their addresses are looked up first, and take registers.
+    constexpr int kAtOnce = Tile::kWidth > 128 ? 2 : 4;
+    for_each_unit<(kUnroll < kAtOnce ? kUnroll : kAtOnce)>([&](int row, int unit, bool) {
       const unsigned short* const at = row_at(kBounded ? min(row, rows - 1) : row);
       copy_unit<kBounded || kMayBeNull>(tile, row, unit, at + unit * 8, (!kBounded || row < rows) && (!kMayBeNull || at != nullptr));
     });

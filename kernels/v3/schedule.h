@@ -6,6 +6,7 @@
 #include "device_abi/tensor_map.h"
 #include "device_abi/v3_forward_work.h"
 #include "device_abi/v3_packed_tiles.h"
+#include "kernels/divide.h"
 #include "kernels/pair.h"
 #include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"

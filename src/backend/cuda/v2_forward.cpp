@@ -92,10 +92,10 @@ int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return cei
 int choose_row(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const PairFeatures pair = pair_features(problem);
-  // Queries in registers leave too few (spills of 16 bytes) to packed sequences at the widest, and to ids of documents beside all else; for sm_80 in
-  // fp16 also to a causal mask at the widest.
+  // Queries in registers leave too few (spills of 4 to 24 bytes) to packed sequences and pages at the widest, and to ids of documents beside all
+  // else; for sm_80 in fp16 also to a causal mask at the widest.
   const bool crowded = (target.arch == 80 && problem.dtype == DType::kF16 && problem.causal && std::max(headdim, headdim_v) > 192) ||
-                       (pair.packed && std::max(headdim, headdim_v) > 192) ||
+                       ((pair.packed || pair.paged) && std::max(headdim, headdim_v) > 192) ||
                        (pair.documents && (pair.alibi || pair.bias != 0 || pair.mask || pair.dropout) && std::max(headdim, headdim_v) > 64);
   // Wide heads leave two tiles of rows of a warp registers for one of these, not for several.
   const int features = (pair.alibi ? 1 : 0) + (pair.bias != 0 ? 1 : 0) + (pair.mask ? 1 : 0) + (pair.dropout ? 1 : 0) + (problem.softcap > 0 ? 1 : 0);
@@ -181,6 +181,8 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && (pair.hides() || pair.lengths) && pair.dropout)
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and lengths of keys, bias, mask or documents together above headdim "
            "192; use the CPU";
+  if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.dropout && pair.paged)
+    return "the CUDA kernels for compute capability 7.5 have no dropout with a paged cache above headdim 192; use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                 "; with packed sequences, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
