@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device_abi/attention_params.h"
+#include "device_abi/pages.h"
 #include "kernels/pair.h"
 
 namespace fattn {
@@ -75,21 +76,36 @@ __device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at
   p.seqlen_k = at.k.count;
 }
 
+// A sequence's parameters, and the call's: for who finds again there what would take registers.
+struct OwnParams : PairParams {
+  const AttentionParams& call;
+};
+struct OwnPagedParams : PagedParams {
+  const AttentionParams& call;
+};
+
+template <bool kPaged>
+struct OwnTypes {
+  using Params = PairParams;
+  using WithCall = OwnParams;
+};
+template <>
+struct OwnTypes<true> {
+  using Params = PagedParams;
+  using WithCall = OwnPagedParams;
+};
+
 // What a CTA that works on batch entry n is told: of packed sequences its own, otherwise the call's parameters themselves.
 template <PairFeatures kPair, class Bits = unsigned short>
 __device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& call, [[maybe_unused]] int n) {
   if constexpr (kPair.packed) {
-    PairParams own = pairs_of(call);
+    using Params = typename OwnTypes<kPair.paged>::Params;
+    Params own = static_cast<const Params&>(call);
     enter_sequence<Bits>(own, given_sequence<kPair.lengths, kPair.paged>(own, n));
     return own;
   } else {
     return (call);
   }
 }
-
-// A sequence's parameters, and the call's: for who finds again there what would take registers.
-struct OwnParams : PairParams {
-  const AttentionParams& call;
-};
 
 }  // namespace fattn

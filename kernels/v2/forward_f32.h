@@ -103,7 +103,7 @@ class ForwardF32 {
 
   __device__ __forceinline__ const AttentionParams& call() const {
     if constexpr (kPair.packed)
-      return static_cast<const OwnParams&>(p).call;
+      return static_cast<const typename OwnTypes<kPair.paged>::WithCall&>(p).call;
     else
       return p;
   }
@@ -362,7 +362,7 @@ class ForwardF32 {
     const int row = place.row + warp * Shape::kWarpRows + lane / 4;
     const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
     add_spoilt_values<kRowTiles, Spec::kHeaddimV>(
-        KeyRows<kPair.paged>::values(p, call(), place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
+        value_rows<kPair.paged>(p, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
         [&](int i, int n, int half, int e) -> float& { return o[i][n][2 * half + e]; },
         [&](int i, int half) { return row + 16 * i + 8 * half < p.seqlen_q; },
         [&](int i, int half, int key) {
@@ -439,7 +439,7 @@ class ForwardF32 {
       if (kPair.lengths && given_length(p, place.batch) < 0) return;
     }
     constexpr int kRows = Spec::kHeaddimV <= 192 ? kRowsAgain : 4;  // for which there are registers
-    again.for_each<kRows>([&](int row, unsigned wanted) { forward_rows_again<Spec, kRows>(p, call(), place, first + row, wanted, mask, lane); });
+    again.for_each<kRows>([&](int row, unsigned wanted) { forward_rows_again<Spec, kRows>(p, place, first + row, wanted, mask, lane); });
   }
 
  public:
@@ -638,7 +638,7 @@ __device__ __forceinline__ void forward_f32(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   if constexpr (kPairOf<Spec>.packed) {
     const Place place = place_of<ForwardF32Shape<Spec>::kBlockM>(p, static_cast<int>(blockIdx.x));
-    const OwnParams own{entry_params<kPairOf<Spec>, float>(p, place.batch), p};
+    const typename OwnTypes<kPairOf<Spec>.paged>::WithCall own{entry_params<kPairOf<Spec>, float>(p, place.batch), p};
     if (place.row >= own.seqlen_q) return;
     ForwardF32<Spec>(own, ptx::shared_address(shared)).run();
   } else {

@@ -13,16 +13,16 @@
 
 namespace fattn::v2 {
 
-// Of the kRows rows from `first` on those with a bit in `wanted`. Spec: as in forward_f32.h; `call`: what the kernel was told.
+// Of the kRows rows from `first` on those with a bit in `wanted`. Spec: as in forward_f32.h.
 template <class Spec, int kRows>
-__device__ __forceinline__ void forward_rows_again(const AttentionParams& p, const AttentionParams& call, const Place& place, int first,
-                                                   unsigned wanted, const core::Mask32& mask, int lane) {
+__device__ __forceinline__ void forward_rows_again(const AttentionParams& p, const Place& place, int first, unsigned wanted, const core::Mask32& mask,
+                                                   int lane) {
   constexpr int kHeaddim = Spec::kHeaddim, kHeaddimV = Spec::kHeaddimV, kParts = (kHeaddimV + 31) / 32;
   constexpr PairFeatures kPair = kPairOf<Spec>;
   constexpr bool kTerms = kPair.terms(), kHides = kPair.hides();
   const int last = p.seqlen_q - 1, begin = Spec::kWindow ? mask.visible_begin(first) : 0, end = mask.visible_end(min(first + kRows - 1, last));
   const HeadRows q(p.q, p.q_strides, place.batch, place.head);
-  const auto k = KeyRows<kPair.paged>::keys(p, call, place.batch, place.head_k), v = KeyRows<kPair.paged>::values(p, call, place.batch, place.head_k);
+  const auto k = key_rows<kPair.paged>(p, place.batch, place.head_k), v = value_rows<kPair.paged>(p, place.batch, place.head_k);
   const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
   [[maybe_unused]] const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
   [[maybe_unused]] const Dropout<kPair> dropout(p, place.batch, place.head);

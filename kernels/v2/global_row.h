@@ -14,30 +14,29 @@ struct HeadRows {
   __device__ __forceinline__ const float* row(int row) const { return first + row * stride; }
 };
 
-// The same of keys or values, which may be in pages; `call` is what the kernel was told.
-template <bool kPaged>
-struct KeyRows : HeadRows {
-  using HeadRows::HeadRows;
-  static __device__ __forceinline__ KeyRows keys(const AttentionParams& p, const AttentionParams&, int batch, int head) {
-    return {p.k, p.k_strides, batch, head};
-  }
-  static __device__ __forceinline__ KeyRows values(const AttentionParams& p, const AttentionParams&, int batch, int head) {
-    return {p.v, p.v_strides, batch, head};
-  }
-};
-template <>
-struct KeyRows<true> {
+// The same of keys or values in pages.
+struct PagedRows {
   HeadRows of_head;  // of page 0
   EntryPages pages;
   long long page_stride;
-  static __device__ __forceinline__ KeyRows keys(const AttentionParams& p, const AttentionParams& call, int batch, int head) {
-    return {{p.k, p.k_strides, 0, head}, {pages_of(call), batch}, pages_of(call).k_stride};
-  }
-  static __device__ __forceinline__ KeyRows values(const AttentionParams& p, const AttentionParams& call, int batch, int head) {
-    return {{p.v, p.v_strides, 0, head}, {pages_of(call), batch}, pages_of(call).v_stride};
-  }
   __device__ __forceinline__ const float* row(int key) const { return of_head.first + pages(key).offset(page_stride, of_head.stride); }
 };
+
+// The keys, or values, of a head.
+template <bool kPaged>
+__device__ __forceinline__ auto key_rows(const AttentionParams& p, int batch, int head) {
+  if constexpr (kPaged)
+    return PagedRows{HeadRows(p.k, p.k_strides, 0, head), EntryPages(pages_of(p), batch), pages_of(p).k_stride};
+  else
+    return HeadRows(p.k, p.k_strides, batch, head);
+}
+template <bool kPaged>
+__device__ __forceinline__ auto value_rows(const AttentionParams& p, int batch, int head) {
+  if constexpr (kPaged)
+    return PagedRows{HeadRows(p.v, p.v_strides, 0, head), EntryPages(pages_of(p), batch), pages_of(p).v_stride};
+  else
+    return HeadRows(p.v, p.v_strides, batch, head);
+}
 
 // The sum of a[i] * b[i], by one lane.
 __device__ __forceinline__ float dot_alone(const float* a, const float* b, int count) {

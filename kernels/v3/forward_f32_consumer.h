@@ -372,7 +372,7 @@ struct ConsumerF32 {
     const core::Mask32 mask{call.seqlen_q, call.seqlen_k, Mask::kCausal};
     constexpr int kRows = kQueriesInRegisters ? 4 : v2::kRowsAgain;  // for which there are registers
     again.for_each<kRows>([&](int row, unsigned wanted) {
-      v2::forward_rows_again<Spec, kRows>(call, call, {at.batch, at.head, at.head_k, at.row}, at.row + warp_row() + row, wanted, mask, lane());
+      v2::forward_rows_again<Spec, kRows>(call, {at.batch, at.head, at.head_k, at.row}, at.row + warp_row() + row, wanted, mask, lane());
     });
   }
 
