@@ -330,43 +330,36 @@ void add_v3_sinks(List& list) {
       }
 }
 
-// Paged caches: what lengths of keys are tried with, and packed queries.
+// Paged caches: by themselves, with packed queries, and with what is hardest beside them.
 void add_paged(List& list, int arch, Which which) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
-    if (dtype == DType::kF32 && arch != 80 && arch != 90 && arch != 120) continue;  // the others have their tiles
-    for (const int headdim : {32, 64, 96, 128, 192, 256})
+    const bool is_f32 = dtype == DType::kF32;
+    if (is_f32 && arch != 80 && arch != 90 && arch != 120) continue;  // the others have their tiles
+    if (dtype == DType::kF16 && arch != 75 && arch != 80) continue;   // compiled to nearly the same
+    for (const int headdim : {64, 128, 192, 256})
       for (const bool causal : {false, true}) {
         const Problem plain = contiguous(dtype, headdim, headdim, causal);
         const bool one = headdim == 128 && causal && dtype == DType::kBF16;
         add_forward(list, arch, paged(plain), true, one ? which : Which::kFull);
-        if (headdim % 64 == 0) add_forward(list, arch, paged(plain), false, Which::kFull);
-        const bool is_f32 = dtype == DType::kF32;
-        if (dtype == DType::kF16 && arch != 75) continue;
-        for (const bool window : {false, true}) {
-          if (window && causal) continue;  // a window is the same kernel with and without causal
-          if (window) add_forward(list, arch, paged(with_features(plain, true, false)), true, Which::kFull);
-          add_forward(list, arch, paged(with_features(plain, window, true)), true, Which::kFull);
-          add_forward(list, arch, paged(packed(with_features(plain, window, false), false)), true, Which::kFull);
-          for (const bool hides : {false, true}) {
-            Problem all = with_pairs(with_features(plain, window, !is_f32), hides);
-            all.dbias.given = false;
-            all.has_sinks = hides;
-            add_forward(list, arch, paged(all), true, Which::kFull);
-            if (headdim % 64 == 0) add_forward(list, arch, paged(packed(all, !is_f32 && headdim <= 128)), true, Which::kFull);
-          }
+        if (headdim != 192) add_forward(list, arch, paged(plain), false, Which::kFull);
+        add_forward(list, arch, paged(packed(with_features(plain, !causal, false), false)), true, Which::kFull);
+        for (const bool hides : {false, true}) {
+          Problem all = with_pairs(with_features(plain, !causal, !is_f32), hides);
+          all.dbias.given = false;
+          all.has_sinks = hides;
+          add_forward(list, arch, paged(all), true, Which::kFull);
+          if (hides) add_forward(list, arch, paged(packed(all, !is_f32 && headdim <= 128)), true, Which::kFull);
         }
-        for (const Alone alone : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout}) {
-          Problem one_feature = with_one(plain, alone);
-          one_feature.dbias.given = false;
-          if (headdim % 64 == 0) add_forward(list, arch, paged(one_feature), true, Which::kFull);
+        for (const Alone alone : {Alone::kBias, Alone::kAlibi}) {
+          Problem feature = with_one(plain, alone);
+          feature.dbias.given = false;
+          if (headdim == 128) add_forward(list, arch, paged(feature), true, Which::kFull);
         }
       }
   }
   for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 64}})
-    for (const bool sinks : {false, true})
-      for (const DType dtype : {DType::kBF16, DType::kF16})
-        add_decode(list, arch, dtype, headdim, rows, 3, !sinks && dtype == DType::kBF16 && headdim == 128 && rows == 16 ? which : Which::kFull, sinks,
-                   true);
+    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? which : Which::kFull, false, true);
+  add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, true, true);
   list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, which);
   list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, which);
 }
