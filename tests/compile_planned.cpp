@@ -57,7 +57,8 @@ bool parse(int argc, char** argv, Arguments& to) {
     } else if (flag == "--filter" && value) {
       to.filter = value, ++i;
     } else {
-      std::fprintf(stderr, "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --operations, --filter TEXT, --verbose\n",
+      std::fprintf(stderr,
+                   "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --operations, --filter TEXT, --verbose\n",
                    argv[i]);
       return false;
     }

@@ -147,6 +147,36 @@ def test_new_keys_that_have_no_place():
         call(pages=[p[:1].expand(42, 16, 2, 64) for p in pages])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seqlen_q", [1, 5, 150])
+def test_on_a_gpu(seqlen_q, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    x = Paged(16, dtype, seqlen_q)
+    expected = x.expected(causal=True)
+    on_gpu = {name: value.cuda() for name, value in x.options.items()}
+    q, k, v = (t.cuda() for t in (x.q, x.k_pages, x.v_pages))
+    torch.testing.assert_close(fattn.attention(q, k, v, **on_gpu, causal=True).cpu(), expected, atol=2e-2, rtol=2e-2)
+    cu_seqlens_q = torch.arange(0, 3 * seqlen_q + 1, seqlen_q, device="cuda")
+    got = fattn.attention_varlen(q.flatten(0, 1), k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=seqlen_q, **on_gpu, causal=True)
+    torch.testing.assert_close(got.reshape(q.shape).cpu(), expected, atol=2e-2, rtol=2e-2)
+    # A page that is none is not read: its sequence is NaN, the others are as they were.
+    spoilt = on_gpu["block_table"].clone()
+    spoilt[1, 2] = len(k)
+    got = fattn.attention(q, k, v, seqused_k=on_gpu["seqused_k"], block_table=spoilt, causal=True).cpu()
+    assert got[1].isnan().all()
+    torch.testing.assert_close(got[::2], expected[::2], atol=2e-2, rtol=2e-2)
+    # New keys are written by the table there, too.
+    table, lengths = torch.arange(39).reshape(3, 13).flip(0), torch.tensor([190, 33, 0])
+    pages = torch.randn(2, 39, 16, 2, 64, dtype=dtype)
+    new = torch.randn(2, 3, seqlen_q, 2, 64, dtype=dtype)[:, :, :5]
+    on_cpu = fattn.with_kvcache(x.q, *(caches := pages.clone()), *new, cache_seqlens=lengths, block_table=table, causal=True)
+    there = pages.cuda()
+    got = fattn.with_kvcache(q, *there, *new.cuda(), cache_seqlens=lengths.cuda(), block_table=table.cuda(), causal=True)
+    assert torch.equal(there.cpu(), caches)
+    torch.testing.assert_close(got.cpu(), on_cpu, atol=2e-2, rtol=2e-2)
+
+
 def test_opcheck():
     x = Paged(16)
     options = (None, True, False, False, -1, -1, 0.0, 0, 0, 0)
