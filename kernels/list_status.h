@@ -25,8 +25,8 @@ __device__ __forceinline__ int list_code(const ListStatusParams& p, int n) {
   return p.lengths != nullptr && n < p.batch && used_keys(p.lengths, p.length_stride, n, keys) < 0 ? 3 : 0;
 }
 
-// The same of a paged cache, of which queries alone may be packed.
-__device__ __forceinline__ int paged_list_code(const PagedListStatusParams& p, int n) {
+// The same of a paged cache, of which queries alone may be packed. Without a table nobody reads pages.
+__device__ __forceinline__ int list_code(const ListStatusParams& p, const Pages& pages, int n) {
   if (p.of_q.offsets != nullptr) {
     if (p.batch == 0) return p.of_q.offsets[0] != 0 ? 1 : 0;
     if (given_rows(p.of_q.offsets, p.of_q.stride, n, p.of_q.total, p.of_q.most).count < 0) return 1;
@@ -34,28 +34,21 @@ __device__ __forceinline__ int paged_list_code(const PagedListStatusParams& p, i
   if (n >= p.batch) return 0;
   const int keys = p.lengths == nullptr ? p.seqlen_k : used_keys(p.lengths, p.length_stride, n, p.seqlen_k);
   if (keys < 0) return 3;
-  if (p.pages.table == nullptr) return 0;
-  const EntryPages pages(p.pages, n);
-  return pages.are_pages(0, pages.columns_of(keys), 0, 1) ? 0 : 4;
+  if (pages.table == nullptr) return 0;
+  const EntryPages of_entry(pages, n);
+  return of_entry.are_pages(0, of_entry.columns_of(keys), 0, 1) ? 0 : 4;
 }
+__device__ __forceinline__ int list_code(const ListStatusParams& p, const NoPages&, int n) { return list_code(p, n); }
 
-// Params: ListStatusParams or PagedListStatusParams.
-template <class Params>
-__device__ __forceinline__ void list_status(const Params& p) {
-  constexpr bool kPaged = is_same<Params, PagedListStatusParams>;
-  constexpr int kCodes = kPaged ? 8 : 4;
+template <class PagesOf = NoPages>
+__device__ __forceinline__ void list_status(const ListStatusParams& p, const PagesOf& pages = {}) {
+  constexpr int kCodes = is_same<PagesOf, NoPages> ? 4 : 8;
   __shared__ unsigned long long first;  // kCodes times the index, and the code; of none all bits
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) first = ~0ull;
   __syncthreads();
   for (long long n = thread; n < max(p.batch, 1); n += kListStatusThreads) {
-    const int code = [&] {
-      if constexpr (kPaged)
-        return paged_list_code(p, static_cast<int>(n));
-      else
-        return list_code(p, static_cast<int>(n));
-    }();
-    if (code != 0) {
+    if (const int code = list_code(p, pages, static_cast<int>(n)); code != 0) {
       atomicMin(&first, kCodes * static_cast<unsigned long long>(n) + static_cast<unsigned long long>(code));
       break;
     }

@@ -1,18 +1,24 @@
 // Paged caches: key j of a batch entry is row j % size of page table[entry, j / size]. Nothing is read by a number that is no page's.
 #pragma once
 
-#include "device_abi/pages.h"
-#include "kernels/divide.h"
+#include "device_abi/attention_params.h"
 #include "kernels/pair.h"
 
 namespace fattn {
 
 __device__ __forceinline__ const Pages& pages_of(const AttentionParams& call) { return static_cast<const PagedParams&>(call).pages; }
 
+// In the place of Pages, of specialisations without.
+struct NoPages {};
+
 // The rows of a batch entry's keys.
 class EntryPages {
   const Pages& pages_;
   const int* const table_;
+
+  __device__ __forceinline__ int divide(int key) const {
+    return static_cast<int>(__umulhi(2 * static_cast<unsigned>(key), pages_.size_factor) >> pages_.size_shift);
+  }
 
  public:
   __device__ __forceinline__ EntryPages(const Pages& pages, int batch) : pages_(pages), table_(pages.table + batch * pages.table_stride) {}
@@ -22,7 +28,7 @@ class EntryPages {
     __device__ __forceinline__ long long offset(long long page_stride, long long row_stride) const { return page * page_stride + row * row_stride; }
   };
   __device__ __forceinline__ Row operator()(int key) const {
-    const int nth = divide(key, pages_.by_size);
+    const int nth = divide(key);
     return {__ldg(table_ + nth), key - nth * pages_.size};
   }
   // Of a key and a value, in elements from the head's first one.
@@ -38,7 +44,7 @@ class EntryPages {
     return good;
   }
   // How many numbers `keys` keys take.
-  __device__ __forceinline__ int columns_of(int keys) const { return divide(keys + pages_.size - 1, pages_.by_size); }
+  __device__ __forceinline__ int columns_of(int keys) const { return divide(keys + pages_.size - 1); }
 };
 
 // How many keys batch entry `batch` has; -1 if its length is out of range, or one of its pages: what the entry gets is NaN. All threads of a CTA.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "device_abi/attention_params.h"
-#include "device_abi/pages.h"
 #include "kernels/pair.h"
 
 namespace fattn {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cuda_backend.h"
-#include "device_abi/pages.h"
 #include "device_abi/sinks_gradient_params.h"
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
@@ -129,7 +128,7 @@ TEST_F(CudaBackend, PagesReachTheKernel) {
     EXPECT_EQ(pages.count, 10);
     EXPECT_EQ(pages.size, 10);
     for (const int key : {0, 9, 10, 19, 69, 1 << 30}) {
-      const auto nth = static_cast<uint64_t>(key) * pages.by_size.factor >> (31 + pages.by_size.shift);
+      const auto nth = static_cast<uint64_t>(key) * pages.size_factor >> (31 + pages.size_shift);
       EXPECT_EQ(nth, static_cast<uint64_t>(key / 10));
     }
   }

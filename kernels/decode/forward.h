@@ -97,8 +97,6 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWor
   }
 }
 
-struct NoPages {};
-
 // `pages`: NoPages or, of specialisations that have them, Pages.
 template <class Spec, class PagesOf = NoPages>
 __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work, [[maybe_unused]] const PagesOf& pages = {}) {
@@ -166,7 +164,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   }
   load_queries<Spec>(p, place, tile_q);
   __syncthreads();
-  bool good = length.valid;
+  [[maybe_unused]] bool good = length.valid;
   if constexpr (kPaged) {  // of all numbers of pages each split looks at its share, whether it reads by them or not
     const EntryPages of_entry(pages, place.batch);
     const int columns = of_entry.columns_of(length.keys), share = (columns + work.splits - 1) / work.splits;
@@ -231,11 +229,12 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
   store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row, place.rows,
                    lane);
-  if constexpr (kPaged)
-    good = __syncthreads_and(good) != 0;
-  else
+  if constexpr (kPaged) {
+    finish<Spec>(p, work, place, parts, stats, __syncthreads_and(good) != 0);
+  } else {
     __syncthreads();
-  finish<Spec>(p, work, place, parts, stats, good);
+    finish<Spec>(p, work, place, parts, stats, length.valid);
+  }
 }
 
 }  // namespace fattn::decode

@@ -6,7 +6,6 @@
 #include "device_abi/tensor_map.h"
 #include "device_abi/v3_forward_work.h"
 #include "device_abi/v3_packed_tiles.h"
-#include "kernels/divide.h"
 #include "kernels/pair.h"
 #include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"
@@ -36,6 +35,10 @@ __device__ __forceinline__ int tile_in_turn(const TileCall& p, int nth) {
     number = nth * ctas + (Spec::Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
   }
   return number < p.work.tiles ? number : -1;
+}
+
+__device__ __forceinline__ int divide(int x, const Divisor& by) {
+  return static_cast<int>(__umulhi(2 * static_cast<unsigned>(x), by.factor) >> by.shift);
 }
 
 // The batch entry is one of the tensors; where packed sequences have none, it is 0 and their rows begin further on. entry() counts those too: what

@@ -1,7 +1,5 @@
-// What the kernel is told that looks at lists in device memory. Passed by value; used by the host too.
+// What the kernel is told that looks at lists in device memory. Passed by value; include-free, used by the host too.
 #pragma once
-
-#include "device_abi/pages.h"
 
 namespace fattn {
 
@@ -20,11 +18,6 @@ struct ListStatusParams {
   const int* lengths;  // keys that each uses; null: all
   long long length_stride;
   int batch, seqlen_k;
-};
-
-// Of a paged cache.
-struct PagedListStatusParams : ListStatusParams {
-  Pages pages;  // without a table: nobody reads them
 };
 
 }  // namespace fattn

@@ -1,9 +1,17 @@
-// What the v3 forward kernel is told about one call besides AttentionParams and tensor maps. Passed by value; used by the host too.
+// What the v3 forward kernel is told about one call besides AttentionParams and tensor maps. Passed by value; include-free.
 #pragma once
 
-#include "device_abi/divisor.h"
-
 namespace fattn {
+
+// Division of 31-bit numbers by one that is known before, as multiplication: x / divisor = (x * factor) >> (31 + shift).
+struct Divisor {
+  unsigned factor, shift;
+};
+constexpr Divisor divisor_of(int divisor) {
+  unsigned shift = 0;
+  while ((1ull << shift) < static_cast<unsigned long long>(divisor)) ++shift;
+  return {static_cast<unsigned>(((1ull << (31 + shift)) + static_cast<unsigned>(divisor) - 1) / static_cast<unsigned>(divisor)), shift};
+}
 
 // Of packed sequences, whose tiles whichever CTA is free takes: where its tiles are, in shared memory (kernels/v3/tiles_of_cta.h).
 inline constexpr int kV3TileSlots = 4, kV3TileSlotBytes = 32;

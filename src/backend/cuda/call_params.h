@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "device_abi/attention_params.h"
-#include "device_abi/pages.h"
 #include "problem/problem.h"
 
 namespace fattn::core::cuda {

@@ -11,7 +11,6 @@
 #include "device/cuda_device.h"
 #include "device_abi/attention_params.h"
 #include "device_abi/decode_work.h"
-#include "device_abi/pages.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 

@@ -49,16 +49,18 @@ void require_good_lists(CudaDevice& device, const Problem& p, const fattn_buffer
 
 jit::Request list_status_request(const ListStatusKey& key) {
   const char* const entry = "fattn_list_status";
-  const char* const params = key.paged != 0 ? "Paged" : "";
-  return {.entry = entry,
-          .source = text("// which list is out of range\n#include \"kernels/list_status.h\"\nextern \"C\" __global__ void __launch_bounds__(",
-                         kListStatusThreads, ") ", entry, "(const __grid_constant__ fattn::", params,
-                         "ListStatusParams p) {\n  fattn::list_status(p);\n}\n"),
-          .arch = key.arch};
+  const bool paged = key.paged != 0;
+  return {
+      .entry = entry,
+      .source = text("// which list is out of range\n#include \"kernels/list_status.h\"\nextern \"C\" __global__ void __launch_bounds__(",
+                     kListStatusThreads, ") ", entry, "(const __grid_constant__ fattn::ListStatusParams p",
+                     paged ? ", const __grid_constant__ fattn::Pages pages" : "", ") {\n  fattn::list_status(p", paged ? ", pages" : "", ");\n}\n"),
+      .arch = key.arch};
 }
 
-PagedListStatusParams list_status_params(const Problem& p, const fattn_buffers& b) {
-  PagedListStatusParams params{};
+ListStatusCall list_status_params(const Problem& p, const fattn_buffers& b) {
+  ListStatusCall call{};
+  ListStatusParams& params = call.lists;
   params.status = static_cast<int*>(b.status);
   if (p.packed) {
     params.of_q = {ints(b.cu_seqlens_q), p.cu_seqlens_q_stride, p.total_q, static_cast<int>(p.seqlen_q)};
@@ -68,8 +70,8 @@ PagedListStatusParams list_status_params(const Problem& p, const fattn_buffers& 
   params.length_stride = p.seqused_k_stride;
   params.batch = static_cast<int>(p.batch);
   params.seqlen_k = static_cast<int>(p.seqlen_k);
-  if (p.paged && !p.empty()) params.pages = page_params(p, b);
-  return params;
+  if (p.paged && !p.empty()) call.pages = page_params(p, b);
+  return call;
 }
 
 }  // namespace fattn::core::cuda

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "device/cuda_device.h"
+#include "device_abi/attention_params.h"
 #include "device_abi/list_status_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
@@ -27,6 +28,12 @@ struct ListStatusKey {
 static_assert(sizeof(ListStatusKey) == 64);
 jit::Request list_status_request(const ListStatusKey& key);
 
-PagedListStatusParams list_status_params(const Problem& problem, const fattn_buffers& buffers);
+// What the kernel is told; the second of those of paged caches alone.
+struct ListStatusCall {
+  ListStatusParams lists;
+  Pages pages;  // without a table: nobody reads them
+  std::array<void*, 2> pointers() { return {&lists, &pages}; }
+};
+ListStatusCall list_status_params(const Problem& problem, const fattn_buffers& buffers);
 
 }  // namespace fattn::core::cuda

@@ -115,6 +115,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
       continue;
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;                                    // 4 to 20 bytes
+    if (row.f32 && pair.paged && target.arch >= 100 && row.tile.row_tiles > 1) continue;                     // 20 bytes for sm_120
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.

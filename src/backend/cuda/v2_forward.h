@@ -10,7 +10,6 @@
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
 #include "device_abi/attention_params.h"
-#include "device_abi/pages.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 
