@@ -115,7 +115,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
       continue;
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;                                    // 4 to 20 bytes
-    if (row.f32 && pair.paged && target.arch >= 100 && row.tile.row_tiles > 1) continue;                     // 20 bytes for sm_120
+    if (row.f32 && pair.paged && (pair.packed || target.arch >= 100) && row.tile.row_tiles > 1) continue;    // 8 to 20 bytes
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.
@@ -186,7 +186,7 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
     return "the CUDA kernels for compute capability 7.5 have no dropout with a paged cache above headdim 192; use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-                "; with packed sequences, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
+                "; with packed sequences, pages, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
                 "registers for up to 192; use fp16 or bf16, or the CPU");
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
       (pair.alibi || pair.dropout || pair.documents))
