@@ -40,7 +40,10 @@ class EntryPages {
   __device__ __forceinline__ bool are_pages(int begin, int end, int thread, int threads) const {
     bool good = true;
 #pragma unroll 4
-    for (int nth = begin + thread; nth < end; nth += threads) good = good && has(__ldg(table_ + nth));
+    for (int nth = begin + thread; nth < end; nth += threads) {
+      const bool is_page = has(__ldg(table_ + nth));  // before it is asked for, so that the loads do not wait for each other
+      good = good && is_page;
+    }
     return good;
   }
   // How many numbers `keys` keys take.
