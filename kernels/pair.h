@@ -37,7 +37,7 @@ __device__ __forceinline__ int given_length(const AttentionParams& p, int batch)
 
 template <PairFeatures kPair>
 __device__ __forceinline__ int keys_of(const AttentionParams& p, int batch) {
-  if constexpr (kPair.lengths) return max(given_length(p, batch), 0);
+  if constexpr (kPair.lengths && !kPair.paged) return max(given_length(p, batch), 0);
   return p.seqlen_k;
 }
 
@@ -50,10 +50,10 @@ __device__ __forceinline__ core::Mask32 window_mask_of(const AttentionParams& p,
     return window_mask(p);
 }
 
-// What is added to the sums of weights: NaN in a batch entry whose length is out of range.
+// What is added to the sums of weights: NaN in a batch entry whose length is out of range. With pages sums begin with it (kernels/pages.h).
 template <PairFeatures kPair>
 __device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) {
-  if constexpr (kPair.lengths) return given_length(p, batch) < 0 ? __uint_as_float(0x7fffffffu) : 0.0f;
+  if constexpr (kPair.lengths && !kPair.paged) return given_length(p, batch) < 0 ? __uint_as_float(0x7fffffffu) : 0.0f;
   return 0.0f;
 }
 

@@ -38,11 +38,13 @@ __device__ __forceinline__ Rows used_rows(const int* offsets, long long stride, 
 
 // Sequence n of a call, of specialisations with lengths with the keys alone that it uses. Nothing is read or written of one whose offsets or length
 // are out of range: it counts as empty, and kernels/sequence_rest.h fills its rows with NaN.
-template <bool kLengths>
+// kPaged: queries alone are packed, and the keys of each sequence are in pages.
+template <bool kLengths, bool kPaged = false>
 __device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
   const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
-  const Rows k = kLengths ? used_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, p.lengths, p.length_stride, n, p.total_k, p.seqlen_k)
-                          : given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k);
+  const Rows k = kPaged     ? Rows{0, used_keys(p.lengths, p.length_stride, n, p.seqlen_k)}
+                 : kLengths ? used_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, p.lengths, p.length_stride, n, p.total_k, p.seqlen_k)
+                            : given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k);
   return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
 }
 // The same of kernels that are not specialised for lengths.
@@ -73,21 +75,36 @@ __device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at
   p.seqlen_k = at.k.count;
 }
 
+// A sequence's parameters, and the call's: for who finds again there what would take registers.
+struct OwnParams : PairParams {
+  const AttentionParams& call;
+};
+struct OwnPagedParams : PagedParams {
+  const AttentionParams& call;
+};
+
+template <bool kPaged>
+struct OwnTypes {
+  using Params = PairParams;
+  using WithCall = OwnParams;
+};
+template <>
+struct OwnTypes<true> {
+  using Params = PagedParams;
+  using WithCall = OwnPagedParams;
+};
+
 // What a CTA that works on batch entry n is told: of packed sequences its own, otherwise the call's parameters themselves.
 template <PairFeatures kPair, class Bits = unsigned short>
 __device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& call, [[maybe_unused]] int n) {
   if constexpr (kPair.packed) {
-    PairParams own = pairs_of(call);
-    enter_sequence<Bits>(own, given_sequence<kPair.lengths>(own, n));
+    using Params = typename OwnTypes<kPair.paged>::Params;
+    Params own = static_cast<const Params&>(call);
+    enter_sequence<Bits>(own, given_sequence<kPair.lengths, kPair.paged>(own, n));
     return own;
   } else {
     return (call);
   }
 }
-
-// A sequence's parameters, and the call's: for who finds again there what would take registers.
-struct OwnParams : PairParams {
-  const AttentionParams& call;
-};
 
 }  // namespace fattn

@@ -1,6 +1,7 @@
 // Behind a pass over packed sequences: rows that no sequence's results are in. Behind the last sequence they are as rows that see nothing (0, lse
 // -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN. kLengths: the queries of a sequence whose keys are out
 // of range are NaN too; the gradients of keys that no sequence uses are 0, or NaN if some sequence is out of range, whose keys nobody knows.
+// kPaged: keys are in pages; the pass itself knows which of these are out of range.
 #pragma once
 
 #include "device_abi/sequence_rest_params.h"
@@ -53,7 +54,7 @@ __device__ __forceinline__ void fill_unused_keys(const SequenceRestParams& p, bo
   }
 }
 
-template <bool kLengths>
+template <bool kLengths, bool kPaged = false>
 __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   constexpr int kParts = kLengths ? 1 : 2;  // whose rows lie one sequence behind the other
@@ -64,6 +65,7 @@ __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
   const auto good = [&](int n) { return good_rows(0, n) && (kLengths || good_rows(1, n)); };
   const auto good_keys = [&](int n) {
     const RestOfRows& of = p.parts[1];
+    if constexpr (kPaged) return used_keys(p.lengths, p.length_stride, n, of.most) >= 0;
     return used_rows(of.offsets, of.stride, p.lengths, p.length_stride, n, of.total, of.most).count >= 0;
   };
   bool bad = false, bad_keys = false;  // any of them; all threads of all CTAs ask for all sequences together
@@ -85,7 +87,7 @@ __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
     if (p.batch == 0 && nan) fill_rows(part, 0, min(max(0ll, last), part.total), cta, ctas, true);
   }
   if constexpr (kLengths) {
-    fill_unused_keys(p, bad || bad_keys);
+    if constexpr (!kPaged) fill_unused_keys(p, bad || bad_keys);
     if (!bad && !bad_keys) return;
   } else {
     if (!bad) return;

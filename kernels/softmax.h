@@ -70,6 +70,12 @@ struct Softmax {
     }
   }
 
+  // Every row is NaN, if no key follows.
+  __device__ __forceinline__ void spoil() {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) sum[i][0] = sum[i][1] = kNan;
+  }
+
   // What a row has so far, times `factor`.
   template <int kOutTiles>
   __device__ __forceinline__ void rescale(int i, int half, float factor, float (&o)[kRowTiles][kOutTiles][4]) {

@@ -27,7 +27,7 @@ namespace {
 
 // Of what a score depends on beside q k, and of dropout.
 bool gpu_computes_scores(const Target& target, const Case& c) {
-  if (c.page_size > 0) return false;
+  if (c.page_size > 0 && target.algorithm != Algorithm::kAuto && target.algorithm != Algorithm::kV2) return false;
   const bool dbias = c.backward && c.bias != Pairs::kNone,
              pairs = c.bias != Pairs::kNone || c.mask != Pairs::kNone || c.documents != Documents::kNone;
   if (dbias && target.deterministic && c.bias != Pairs::kAll && c.bias != Pairs::kExpanded) return false;

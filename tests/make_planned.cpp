@@ -154,6 +154,18 @@ Problem packed(Problem problem, bool documents) {
   return problem;
 }
 
+// Keys in pages; of packed sequences queries alone stay packed.
+Problem paged(Problem problem) {
+  problem.paged = true;
+  problem.page_size = 16;
+  problem.pages = problem.batch * problem.seqlen_k / problem.page_size;
+  problem.k_page_stride = problem.page_size * problem.k.row, problem.v_page_stride = problem.page_size * problem.v.row;
+  problem.k.batch = problem.v.batch = 0;
+  problem.has_seqused_k = problem.packed;
+  problem.has_dlse = false;
+  return problem;
+}
+
 // Every row of the table that can be chosen for these widths, whatever the lengths.
 void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which,
                     const fattn::PairFeatures& pair = {}) {
@@ -195,12 +207,13 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
-void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false) {
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false, bool in_pages = false) {
   const cuda::V2Target device = cuda::target_of(arch);
   if (device.level < 80) return;
   Problem problem = contiguous(dtype, headdim, headdim, false);
   problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
   problem.has_sinks = sinks;
+  if (in_pages) problem = paged(problem);
   const cuda::DecodeTarget target{device, 1, 1};
   for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
     const cuda::DecodeTile& tile = cuda::decode_rows()[row].tile;
@@ -315,6 +328,40 @@ void add_v3_sinks(List& list) {
         add({.documents = true, .sinks = true});
         add({.bias = 1, .sinks = true});
       }
+}
+
+// Paged caches: by themselves, with packed queries, and with what is hardest beside them.
+void add_paged(List& list, int arch, Which which) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    const bool is_f32 = dtype == DType::kF32;
+    if (is_f32 && arch != 80 && arch != 90 && arch != 120) continue;  // the others have their tiles
+    if (dtype == DType::kF16 && arch != 75 && arch != 80) continue;   // compiled to nearly the same
+    for (const int headdim : {64, 128, 192, 256})
+      for (const bool causal : {false, true}) {
+        const Problem plain = contiguous(dtype, headdim, headdim, causal);
+        const bool one = headdim == 128 && causal && dtype == DType::kBF16;
+        add_forward(list, arch, paged(plain), true, one ? which : Which::kFull);
+        if (headdim != 192) add_forward(list, arch, paged(plain), false, Which::kFull);
+        add_forward(list, arch, paged(packed(with_features(plain, !causal, false), false)), true, Which::kFull);
+        for (const bool hides : {false, true}) {
+          Problem all = with_pairs(with_features(plain, !causal, !is_f32), hides);
+          all.dbias.given = false;
+          all.has_sinks = hides;
+          add_forward(list, arch, paged(all), true, Which::kFull);
+          if (hides) add_forward(list, arch, paged(packed(all, !is_f32 && headdim <= 128)), true, Which::kFull);
+        }
+        for (const Alone alone : {Alone::kBias, Alone::kAlibi}) {
+          Problem feature = with_one(plain, alone);
+          feature.dbias.given = false;
+          if (headdim == 128) add_forward(list, arch, paged(feature), true, Which::kFull);
+        }
+      }
+  }
+  for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 64}})
+    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? which : Which::kFull, false, true);
+  add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, true, true);
+  list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, which);
+  list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, which);
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -754,6 +801,7 @@ int main() {
         }
   for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
   add_v3_sinks(list);
+  for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 80 || a.capability == 90));
   list.print();
   return 0;
 }

@@ -92,6 +92,51 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
 }
 
+PagedParams last_paged;
+void note_paged(const void* argument) {
+  std::memcpy(static_cast<void*>(&last_paged), argument, sizeof last_paged);
+  launched.emplace_back("paged");
+}
+
+// Where keys are reaches the kernel behind everything else; entries have no stride of their own.
+TEST_F(CudaBackend, PagesReachTheKernel) {
+  stub().kernel("fattn_v2_fwd", note_paged, sizeof last_paged);
+  OnDevice d;
+  cuda::Buffer lists(0, 4096);
+  const auto at = [&](std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides, int64_t offset) {
+    return Tensor(nullptr, DType::kI32, shape, strides).on(Device::kCuda, 0, static_cast<char*>(lists.get()) + offset);
+  };
+  for (Tensor* of : {&d.forward.k, &d.forward.v})  // (pages, heads, page_size, headdim)
+    *of = Tensor(nullptr, of->dtype(), {10, 10, 2, 64}, {1280, 64, 640, 1}).on(Device::kCuda, 0, of->data());
+  d.forward.scores.block_table = at({2, 7}, {9, 1}, 0);
+  for (const bool lengths : {false, true}) {
+    d.forward.scores.seqused_k = lengths ? at({2}, {3}, 1024) : Tensor();
+    launched.clear();
+    forward(d.forward, {});
+    EXPECT_EQ(launched, std::vector<std::string>{"paged"});
+    EXPECT_EQ(last_paged.k, d.forward.k.data());
+    EXPECT_EQ(last_paged.k_strides.batch, 0);
+    EXPECT_EQ(last_paged.k_strides.row, 64);
+    EXPECT_EQ(last_paged.k_strides.head, 640);
+    EXPECT_EQ(last_paged.seqlen_k, 70);
+    EXPECT_EQ(last_paged.lengths, lengths ? d.forward.scores.seqused_k.data() : nullptr);
+    const Pages& pages = last_paged.pages;
+    EXPECT_EQ(pages.table, d.forward.scores.block_table.data());
+    EXPECT_EQ(pages.table_stride, 9);
+    EXPECT_EQ(pages.k_stride, 1280);
+    EXPECT_EQ(pages.v_stride, 1280);
+    EXPECT_EQ(pages.count, 10);
+    EXPECT_EQ(pages.size, 10);
+    for (const int key : {0, 9, 10, 19, 69, 1 << 30}) {
+      const auto nth = static_cast<uint64_t>(key) * pages.size_factor >> (31 + pages.size_shift);
+      EXPECT_EQ(nth, static_cast<uint64_t>(key / 10));
+    }
+  }
+  const Plan plan(d.forward, {});
+  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
+  expect_contains(plan.info().why, "not v3: algorithm v3 of backend cuda does not compute a paged cache");
+}
+
 // Bias and a mask of pairs alone: forward algorithm v3 takes them, with the strides of what is shared.
 TEST_F(CudaBackend, BiasAndMaskReachTheForwardKernelOfAlgorithmV3) {
   stub().kernel("fattn_v3_fwd", note_pairs, sizeof last_pairs);

@@ -91,6 +91,25 @@ TEST_F(CudaLists, LengthsOfNoQueriesAreNotLookedAt) {
   EXPECT_EQ(last_status.lengths, nullptr);
 }
 
+TEST_F(CudaLists, PagesOutOfRangeAreErrorsUnderSync) {
+  OnDevice d;
+  for (Tensor* of : {&d.forward.k, &d.forward.v}) *of = Tensor(nullptr, of->dtype(), {4, 50, of->shape(2), 64}).on(Device::kCuda, 0, of->data());
+  const auto table = [&](std::initializer_list<int32_t> numbers) {
+    return Tensor(nullptr, DType::kI32, {2, 2}).on(Device::kCuda, 0, ints(0, numbers).data());
+  };
+  Options options;
+  options.check = Check::kSync;
+  d.forward.scores.block_table = table({0, 1, 2, 3});
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"f"});
+  d.forward.scores.block_table = table({0, 1, 2, 4});
+  test::expect_contains(error_of([&] { forward(d.forward, options); }), "block_table[1, 1] is 4, of 100 keys; allowed: 0 to 3, the last page of k");
+  d.forward.scores.seqused_k = ints(1024, {100, 50});
+  forward(d.forward, options);  // nobody reads it
+  d.forward.scores.seqused_k = ints(1024, {101, 50});
+  test::expect_contains(error_of([&] { forward(d.forward, options); }), "seqused_k[0] is 101");
+}
+
 TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
   OnDevice d;
   ForwardTensors t = packed(d);

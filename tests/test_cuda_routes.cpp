@@ -82,6 +82,22 @@ TEST(CudaRoutesSmall, WhatIsRefusedIsNamed) {
             std::string::npos);
 }
 
+// Decode and v2 have pages, also on Hopper, which says why it is not v3.
+TEST(CudaRoutesSmall, PagesAreForDecodeAndV2) {
+  const std::vector<Route> forward = plan_routes(problem_of(DType::kBF16, false, {}, "pages"), any_target(90, 0));
+  EXPECT_EQ(names_of(forward), "cuda v2 forward");
+  EXPECT_NE(forward[0].why.find("; not v3: algorithm v3 of backend cuda does not compute a paged cache (block_table)"), std::string::npos)
+      << forward[0].why;
+  EXPECT_EQ(on_hopper(problem_of(DType::kF32, false, {}, "pages")), "cuda v2 forward");
+  Problem few = problem_of(DType::kF16, false, {}, "pages", kDecoding);
+  EXPECT_EQ(on_hopper(few), "cuda v2 decode, cuda v2 forward");
+  few.v_page_stride += 4;  // no multiple of 16 bytes
+  EXPECT_EQ(on_hopper(few), "cuda v2 forward");
+  for (const Algorithm algorithm : {Algorithm::kV1, Algorithm::kV3, Algorithm::kStandard})
+    EXPECT_NE(refusal(problem_of(DType::kF16, false, asked(algorithm), "pages"), 90).find("does not compute a paged cache"), std::string::npos);
+  EXPECT_EQ(names_of(plan_routes(problem_of(DType::kF16, false, {}, "pages"), any_target(75, 0))), "cuda v2 forward");
+}
+
 // Without that somebody behind it takes the call, it is refused, and never left undone.
 TEST(CudaRoutesSmall, CallsAreAcceptedByTheirAddresses) {
   fattn_buffers buffers{};

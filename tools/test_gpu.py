@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu, test_cuda_algorithms_gpu, test_ops_gpu,
+"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu, test_cuda_algorithms_gpu, test_cuda_pages_gpu, test_ops_gpu,
 test_ops_training_gpu, test_ops_training_rows_gpu, test_ops_process_sum_gpu, test_gpt2_gpu, test_gpt2_train_gpu and test_gpt2_group_gpu, and compute-sanitizer on a subset.
 Accuracy beside FlashAttention-2 and the time by the values in a call, through the PyTorch of the Python that FATTN_TORCH_PYTHON names, or of python3.
 Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
@@ -16,7 +16,7 @@ from stages import Count, Stage, count_ctest, count_pytest, run_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small problems of every kind of tile: the sanitizers are a hundred times slower.
-SANITIZED = [("bf16", "q65-k97"), ("fp16", "q33-k33"), ("bf16", "q67-k65"), ("fp16", "padded"), ("bf16", "b1-q132-k200")]
+SANITIZED = [("bf16", "q65-k97"), ("fp16", "q33-k33"), ("bf16", "q67-k65"), ("fp16", "padded"), ("bf16", "b1-q132-k200"), ("bf16", "pages24")]
 # racecheck loses track of __syncthreads where warps also meet at barriers of their own number: in a small program that is correct by construction it
 # reports hazards for bar.arrive, and in some backward kernels under a causal mask others from run to run: in the machine code of headdim 80 the read
 # and the copy that it names have the loop's __syncthreads between them. These are without.
@@ -63,7 +63,7 @@ def stages(fattn, tests, sanitizer, package):
         Stage("v1", f"{check} --algorithm v1", count_check, 1200),
         Stage("level75", f"{check} --cuda-level 75 --dtype fp16", count_check, 1200),
     ]
-    for name in ("test_cuda_gpu", "test_cuda_v3_gpu", "test_cuda_algorithms_gpu", "test_ops_gpu", "test_ops_training_gpu", "test_ops_training_rows_gpu", "test_ops_process_sum_gpu", "test_gpt2_gpu", "test_gpt2_train_gpu", "test_gpt2_group_gpu"):
+    for name in ("test_cuda_gpu", "test_cuda_v3_gpu", "test_cuda_algorithms_gpu", "test_cuda_pages_gpu", "test_ops_gpu", "test_ops_training_gpu", "test_ops_training_rows_gpu", "test_ops_process_sum_gpu", "test_gpt2_gpu", "test_gpt2_train_gpu", "test_gpt2_group_gpu"):
         run = (
             f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/{name}.xml\" '{tests}/{name}' || status=$?\n"
             'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'

@@ -78,15 +78,15 @@ enum {
   FATTN_ISA_NEON = 6         /* AArch64 Advanced SIMD */
 };
 
-/* What is done about lists in device memory (seqused_k, cu_seqlens_q, cu_seqlens_k) whose numbers are out of range. By themselves kernels read and
-   write nothing by such numbers, and what the batch entry or sequence has of outputs is NaN. On the CPU they are always an error. */
+/* What is done about lists in device memory (seqused_k, cu_seqlens_q, cu_seqlens_k, block_table) whose numbers are out of range. By themselves
+   kernels read and write nothing by such numbers, and what the batch entry or sequence has of outputs is NaN. On the CPU they are always an error. */
 enum {
   FATTN_CHECK_AUTO = 0, /* as fattn_set_check said last, at first none */
   FATTN_CHECK_NONE = 1, /* nothing */
   FATTN_CHECK_SYNC = 2  /* a call waits for its stream, looks at them, and is an error before anything is computed; refused in a capture */
 };
 /* What is out of range, as fattn_problem's `status` says. */
-enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3 };
+enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3, FATTN_LIST_BLOCK_TABLE = 4 };
 
 /* A view of a tensor of at most 4 dimensions. The library never owns the memory and never writes an input. */
 typedef struct fattn_tensor {
@@ -164,8 +164,8 @@ typedef struct fattn_problem {
   fattn_tensor sinks;
   fattn_tensor dsinks; /* backward, with sinks: optional output, their gradient, of their shape and dtype; always the same bits */
   /* (batch, columns), I32, columns side by side, forward only: the pages of each batch entry's keys. Of an entry that has n keys the first
-     ceil(n / page_size) numbers are read, each 0 to pages - 1; behind them may be anything. With cu_seqlens_q seqused_k says the lengths, not
-     cu_seqlens_k. */
+     ceil(n / page_size) numbers are read, each 0 to pages - 1 (on a GPU others give NaN for the entry); behind them may be anything. With
+     cu_seqlens_q seqused_k says the lengths, not cu_seqlens_k. */
   fattn_tensor block_table;
   int32_t check;     /* FATTN_CHECK_... */
   uint32_t reserved; /* 0 */

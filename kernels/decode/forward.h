@@ -9,6 +9,7 @@
 #include "kernels/decode/shape.h"
 #include "kernels/decode/step.h"
 #include "kernels/mask.h"
+#include "kernels/pages.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/shared_pair.h"
@@ -96,8 +97,10 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWor
   }
 }
 
-template <class Spec>
-__device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work) {
+// `pages`: NoPages or, of specialisations that have them, Pages.
+template <class Spec, class PagesOf = NoPages>
+__device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work, [[maybe_unused]] const PagesOf& pages = {}) {
+  constexpr bool kPaged = !is_same<PagesOf, NoPages>;
   using S = Shape<Spec>;
   using TileK = typename S::TileK;
   using TileV = typename S::TileV;
@@ -129,14 +132,26 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   const unsigned ring = rings + static_cast<unsigned>(team) * S::kRingBytes;
   const auto load = [&](int at, unsigned stage) {
     const int key = at * Spec::kBlockN, keys = last_end - key;
-    const auto* from_k = k + key * p.k_strides.row;
-    const auto* from_v = v + key * p.v_strides.row;
-    if (keys >= Spec::kBlockN) {
-      S::CopyK::template copy<false>(stage, from_k, p.k_strides.row, keys);
-      S::CopyV::template copy<false>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+    if constexpr (kPaged) {
+      const EntryPages of_entry(pages, place.batch);
+      const auto row_of = [&](const unsigned short* first, int row, long long page_stride, long long row_stride) {
+        const EntryPages::Row found = of_entry(key + row);
+        return of_entry.has(found.page) ? first + found.offset(page_stride, row_stride) : nullptr;
+      };
+      const auto row_k = [&](int row) { return row_of(k, row, pages.k_stride, p.k_strides.row); };
+      const auto row_v = [&](int row) { return row_of(v, row, pages.v_stride, p.v_strides.row); };
+      S::CopyK::template copy_rows<true, true>(stage, keys, row_k);
+      S::CopyV::template copy_rows<true, true>(stage + TileK::kBytes, keys, row_v);
     } else {
-      S::CopyK::template copy<true>(stage, from_k, p.k_strides.row, keys);
-      S::CopyV::template copy<true>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+      const auto* from_k = k + key * p.k_strides.row;
+      const auto* from_v = v + key * p.v_strides.row;
+      if (keys >= Spec::kBlockN) {
+        S::CopyK::template copy<false>(stage, from_k, p.k_strides.row, keys);
+        S::CopyV::template copy<false>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+      } else {
+        S::CopyK::template copy<true>(stage, from_k, p.k_strides.row, keys);
+        S::CopyV::template copy<true>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+      }
     }
   };
 
@@ -149,6 +164,12 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   }
   load_queries<Spec>(p, place, tile_q);
   __syncthreads();
+  [[maybe_unused]] bool good = length.valid;
+  if constexpr (kPaged) {  // of all numbers of pages each split looks at its share, whether it reads by them or not
+    const EntryPages of_entry(pages, place.batch);
+    const int columns = of_entry.columns_of(length.keys), share = (columns + work.splits - 1) / work.splits;
+    good = good && of_entry.are_pages(place.split * share, min(columns, (place.split + 1) * share), static_cast<int>(threadIdx.x), S::kThreads);
+  }
 
   WarpState<Spec> w;
   w.start(tile::fragment_address<typename S::TileQ>(tile_q, warp_row, lane), p.softmax_scale_log2);
@@ -208,8 +229,12 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
   store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row, place.rows,
                    lane);
-  __syncthreads();
-  finish<Spec>(p, work, place, parts, stats, length.valid);
+  if constexpr (kPaged) {
+    finish<Spec>(p, work, place, parts, stats, __syncthreads_and(good) != 0);
+  } else {
+    __syncthreads();
+    finish<Spec>(p, work, place, parts, stats, length.valid);
+  }
 }
 
 }  // namespace fattn::decode

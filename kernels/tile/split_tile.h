@@ -143,6 +143,22 @@ struct SplitCopy {
       }
     });
   }
+  // The same of rows that lie anywhere: row_at(row) is where row `row` begins, and asked for rows that the tile has not, too. Not shared with copy():
+  // the compiler then makes other machine code of kernels without it.
+  template <class RowAt>
+  static __device__ __forceinline__ void copy_rows(unsigned tile, int rows, RowAt&& row_at) {
+    for_each_unit<kAligned ? 2 : 1>([&](unsigned offset, int row, int unit) {
+      const float* from = row_at(row) + unit * 8;
+      if constexpr (kAligned) {
+        ptx::cp_async_16_zfill(tile + offset, from, row < rows && unit * 8 < kHeaddim ? 16 : 0);
+        ptx::cp_async_16_zfill(tile + Tile::kBytes + offset, from + 4, row < rows && unit * 8 + 4 < kHeaddim ? 16 : 0);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i)
+          ptx::cp_async_4_zfill(tile + i / 4 * Tile::kBytes + offset + i % 4 * 4, from + i, row < rows && unit * 8 + i < kHeaddim);
+      }
+    });
+  }
 
   // The greatest magnitude among this thread's numbers but for Inf and NaN, once its copies have arrived. Where one is Inf it calls note().
   template <class Note>

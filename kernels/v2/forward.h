@@ -20,6 +20,7 @@
 
 #include "kernels/documents.h"
 #include "kernels/mask.h"
+#include "kernels/pages.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
@@ -469,7 +470,13 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   const Place place = place_of<Shape::kBlockM, Shape::kEntriesTogether>(call, static_cast<int>(blockIdx.x));
   const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
   if (kPairOf<Spec>.packed && place.row >= p.seqlen_q) return;
-  const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
+  const int given_keys = [&] {
+    if constexpr (kPairOf<Spec>.paged)
+      return paged_keys<Shape::kThreads>(call, place.batch);
+    else
+      return keys_of<kPairOf<Spec>>(p, place.batch);
+  }();
+  const int seqlen_k = kPairOf<Spec>.paged ? max(given_keys, 0) : given_keys;
   const core::Mask32 mask = [&] {
     if constexpr (Spec::kWindow)
       return window_mask_of<kPairOf<Spec>>(p, seqlen_k);
@@ -527,8 +534,16 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     const unsigned stage = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
     const long long key = static_cast<long long>(j) * Spec::kBlockN;
     const int keys = (kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k) - j * Spec::kBlockN;
-    CopyK::template copy<kBounded>(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
-    CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
+    if constexpr (kPairOf<Spec>.paged) {
+      const EntryPages pages(pages_of(call), place.batch);
+      const int first = static_cast<int>(key);
+      CopyK::template copy_rows<kBounded>(stage, keys, [&](int row) { return k + pages.of_key(first + row, p.k_strides.row); });
+      CopyV::template copy_rows<kBounded>(stage + Shape::TileK::kBytes, keys,
+                                          [&](int row) { return v + pages.of_value(first + row, p.v_strides.row); });
+    } else {
+      CopyK::template copy<kBounded>(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
+      CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
+    }
     if constexpr (Shape::kStaged)
       copy_terms<kPairOf<Spec>, Shape::kTerms, Shape::kThreads>(term_tiles + static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), terms,
                                                                 place.row, p.seqlen_q - place.row, static_cast<int>(key), seqlen_k,
@@ -576,6 +591,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   State w;
   w.start(p);
+  if constexpr (kPairOf<Spec>.paged)
+    if (given_keys < 0) w.softmax.spoil();
   [[maybe_unused]] const Dropout<kPairOf<Spec>> dropout(p, place.batch, place.head);
   const auto [warp, lane] = ptx::thread_place();
   w.q_address = tile::fragment_address<typename Shape::TileQ>(tile_q, warp * Shape::kWarpRows, lane);

@@ -20,6 +20,7 @@
 
 #include "kernels/documents.h"
 #include "kernels/mask.h"
+#include "kernels/pages.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
@@ -102,7 +103,7 @@ class ForwardF32 {
 
   __device__ __forceinline__ const AttentionParams& call() const {
     if constexpr (kPair.packed)
-      return static_cast<const OwnParams&>(p).call;
+      return static_cast<const typename OwnTypes<kPair.paged>::WithCall&>(p).call;
     else
       return p;
   }
@@ -361,7 +362,7 @@ class ForwardF32 {
     const int row = place.row + warp * Shape::kWarpRows + lane / 4;
     const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
     add_spoilt_values<kRowTiles, Spec::kHeaddimV>(
-        HeadRows(p.v, p.v_strides, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
+        value_rows<kPair.paged>(p, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
         [&](int i, int n, int half, int e) -> float& { return o[i][n][2 * half + e]; },
         [&](int i, int half) { return row + 16 * i + 8 * half < p.seqlen_q; },
         [&](int i, int half, int key) {
@@ -387,7 +388,7 @@ class ForwardF32 {
         float sum = softmax.sum[i][half];
         sum += ptx::shfl_xor(sum, 1);
         sum += ptx::shfl_xor(sum, 2);
-        if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
+        if constexpr (kPair.lengths && !kPair.paged) sum += first_sum<kPair>(p, place.batch);
         // With scores beyond 1e8 the greatest weight may be rounded to 0: such rows are not empty. (Above headdim 192 no register is left to see it.)
         const bool empty = sum == 0 && (Spec::kHeaddimV > 192 || softmax.shift[i][half] == kInfinity);
         [[maybe_unused]] float sinked_lse;
@@ -432,7 +433,11 @@ class ForwardF32 {
         again.note(2 * i + half, ptx::ballot(!good && !empty && row < p.seqlen_q));
       }
     }
-    if (kPair.lengths && given_length(p, place.batch) < 0) return;  // NaN it shall be
+    if constexpr (kPair.paged) {
+      if (mask.seqlen_k < 0) return;  // NaN it shall be
+    } else {
+      if (kPair.lengths && given_length(p, place.batch) < 0) return;
+    }
     constexpr int kRows = Spec::kHeaddimV <= 192 ? kRowsAgain : 4;  // for which there are registers
     again.for_each<kRows>([&](int row, unsigned wanted) { forward_rows_again<Spec, kRows>(p, place, first + row, wanted, mask, lane); });
   }
@@ -442,7 +447,12 @@ class ForwardF32 {
 
   __device__ __forceinline__ void run() {
     const Place place = place_of<Shape::kBlockM>(call(), static_cast<int>(blockIdx.x));
-    const int seqlen_k = keys_of<kPair>(p, place.batch);
+    const int seqlen_k = [&] {  // -1, of which a mask makes no keys, where a page or the length is out of range
+      if constexpr (kPair.paged)
+        return paged_keys<Shape::kThreads>(call(), place.batch);
+      else
+        return keys_of<kPair>(p, place.batch);
+    }();
     const core::Mask32 mask = visible_mask(seqlen_k);
     const KeyBlocks blocks = blocks_of(place, mask, seqlen_k);
     // load: block j goes to stage j mod kStages.
@@ -455,14 +465,21 @@ class ForwardF32 {
       const int batch = ptx::opaque(from.batch), head = ptx::opaque(from.head_k);
       const auto* k = static_cast<const float*>(p.k) + batch * p.k_strides.batch + head * p.k_strides.head;
       const auto* v = static_cast<const float*>(p.v) + batch * p.v_strides.batch + head * p.v_strides.head;
-      if constexpr (kPair.packed)
+      if constexpr (kPair.packed && !kPair.paged)
         if (!is_first) {  // likewise, from where its sequence begins
           const int first = static_cast<int>(ptx::ld_shared_4(tile_q + Shape::kFirstKeyOffset));
           k = static_cast<const float*>(call().k) + first * p.k_strides.row + head * p.k_strides.head;
           v = static_cast<const float*>(call().v) + first * p.v_strides.row + head * p.v_strides.head;
         }
-      CopyK::copy(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
-      CopyV::copy(stage + Shape::kValueOffset, v + key * p.v_strides.row, p.v_strides.row, keys);
+      if constexpr (kPair.paged) {
+        const EntryPages pages(pages_of(call()), batch);
+        const auto nth = [&](int row) { return static_cast<int>(key) + min(row, keys - 1); };
+        CopyK::copy_rows(stage, keys, [&](int row) { return k + pages.of_key(nth(row), p.k_strides.row); });
+        CopyV::copy_rows(stage + Shape::kValueOffset, keys, [&](int row) { return v + pages.of_value(nth(row), p.v_strides.row); });
+      } else {
+        CopyK::copy(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
+        CopyV::copy(stage + Shape::kValueOffset, v + key * p.v_strides.row, p.v_strides.row, keys);
+      }
       ptx::cp_async_commit();
     };
     const auto* queries =
@@ -496,13 +513,15 @@ class ForwardF32 {
         ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 4, static_cast<unsigned>(place.head));
         ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 8, static_cast<unsigned>(place.row));
       }
-      if constexpr (kPair.packed)
+      if constexpr (kPair.packed && !kPair.paged)
         ptx::st_shared_4(tile_q + Shape::kFirstKeyOffset,
                          static_cast<unsigned>(given_sequence<kPair.lengths>(pairs_of(call()), place.batch).k.begin));
     }
     __syncthreads();
 
     softmax.start();
+    if constexpr (kPair.paged)
+      if (seqlen_k < 0) softmax.spoil();
     if constexpr (kPair.dropout) kept_of = -1;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -619,7 +638,7 @@ __device__ __forceinline__ void forward_f32(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   if constexpr (kPairOf<Spec>.packed) {
     const Place place = place_of<ForwardF32Shape<Spec>::kBlockM>(p, static_cast<int>(blockIdx.x));
-    const OwnParams own{entry_params<kPairOf<Spec>, float>(p, place.batch), p};
+    const typename OwnTypes<kPairOf<Spec>.paged>::WithCall own{entry_params<kPairOf<Spec>, float>(p, place.batch), p};
     if (place.row >= own.seqlen_q) return;
     ForwardF32<Spec>(own, ptx::shared_address(shared)).run();
   } else {

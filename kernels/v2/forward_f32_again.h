@@ -21,8 +21,8 @@ __device__ __forceinline__ void forward_rows_again(const AttentionParams& p, con
   constexpr PairFeatures kPair = kPairOf<Spec>;
   constexpr bool kTerms = kPair.terms(), kHides = kPair.hides();
   const int last = p.seqlen_q - 1, begin = Spec::kWindow ? mask.visible_begin(first) : 0, end = mask.visible_end(min(first + kRows - 1, last));
-  const HeadRows q(p.q, p.q_strides, place.batch, place.head), k(p.k, p.k_strides, place.batch, place.head_k),
-      v(p.v, p.v_strides, place.batch, place.head_k);
+  const HeadRows q(p.q, p.q_strides, place.batch, place.head);
+  const auto k = key_rows<kPair.paged>(p, place.batch, place.head_k), v = value_rows<kPair.paged>(p, place.batch, place.head_k);
   const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
   [[maybe_unused]] const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
   [[maybe_unused]] const Dropout<kPair> dropout(p, place.batch, place.head);

@@ -31,8 +31,8 @@ struct OddNotes {
 
 // o(i, n, half, e): the lane's sum of row 16 i + 8 half + lane / 4 of the warp's and column 8 n + lane % 4 * 2 + e. exists(i, half): whether that row
 // is there; sees(i, half, key): and sees it. The values are those of the keys [first, end). All lanes of a warp together.
-template <int kRowTiles, int kHeaddimV, class Sum, class Exists, class Sees>
-__device__ __forceinline__ void add_spoilt_values(const HeadRows& v, int first, int end, int lane, Sum&& o, Exists&& exists, Sees&& sees) {
+template <int kRowTiles, int kHeaddimV, class Rows, class Sum, class Exists, class Sees>
+__device__ __forceinline__ void add_spoilt_values(const Rows& v, int first, int end, int lane, Sum&& o, Exists&& exists, Sees&& sees) {
   constexpr int kColumnTiles = (kHeaddimV + 7) / 8;
   bool open = false;  // nothing changes what is not finite already
 #pragma unroll

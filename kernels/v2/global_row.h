@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device_abi/attention_params.h"
+#include "kernels/pages.h"
 
 namespace fattn::v2 {
 
@@ -12,6 +13,30 @@ struct HeadRows {
       : first(static_cast<const float*>(tensor) + batch * strides.batch + head * strides.head), stride(strides.row) {}
   __device__ __forceinline__ const float* row(int row) const { return first + row * stride; }
 };
+
+// The same of keys or values in pages.
+struct PagedRows {
+  HeadRows of_head;  // of page 0
+  EntryPages pages;
+  long long page_stride;
+  __device__ __forceinline__ const float* row(int key) const { return of_head.first + pages(key).offset(page_stride, of_head.stride); }
+};
+
+// The keys, or values, of a head.
+template <bool kPaged>
+__device__ __forceinline__ auto key_rows(const AttentionParams& p, int batch, int head) {
+  if constexpr (kPaged)
+    return PagedRows{HeadRows(p.k, p.k_strides, 0, head), EntryPages(pages_of(p), batch), pages_of(p).k_stride};
+  else
+    return HeadRows(p.k, p.k_strides, batch, head);
+}
+template <bool kPaged>
+__device__ __forceinline__ auto value_rows(const AttentionParams& p, int batch, int head) {
+  if constexpr (kPaged)
+    return PagedRows{HeadRows(p.v, p.v_strides, 0, head), EntryPages(pages_of(p), batch), pages_of(p).v_stride};
+  else
+    return HeadRows(p.v, p.v_strides, batch, head);
+}
 
 // The sum of a[i] * b[i], by one lane.
 __device__ __forceinline__ float dot_alone(const float* a, const float* b, int count) {

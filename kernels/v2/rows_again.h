@@ -43,9 +43,9 @@ __device__ __forceinline__ void products_again(float (&s)[kRows], const float* o
 
 // sum[i][part] += factor of (lane, i) * row(first + lane)[own column of the part], over the first `lanes` lanes whose bit i of `taken` says so. What
 // is not taken adds nothing, whatever the row holds.
-template <int kColumns, int kRows, int kParts>
-__device__ __forceinline__ void add_rows_again(float (&sum)[kRows][kParts], const float (&factor)[kRows], unsigned taken, const HeadRows& rows,
-                                               int first, int lanes, int first_column, int lane) {
+template <int kColumns, class Rows, int kRows, int kParts>
+__device__ __forceinline__ void add_rows_again(float (&sum)[kRows][kParts], const float (&factor)[kRows], unsigned taken, const Rows& rows, int first,
+                                               int lanes, int first_column, int lane) {
   constexpr int kAhead = kRows <= 2 ? 1 : kParts <= 2 ? 4 : kParts <= 4 ? 2 : 1;  // rows that are loaded together: few warps do this, and each waits
 #pragma unroll 1
   for (int from = 0; from < lanes; from += kAhead) {

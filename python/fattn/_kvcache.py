@@ -28,11 +28,11 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: tor
         raise ValueError(f"{'k' if k is None else 'v'} is None and {'v' if k is None else 'k'} is not; give both, or neither")
 
 
-def _check_new(cache: torch.Tensor, new: torch.Tensor, name: str) -> None:
-    """Both (batch, seqlen, heads, headdim)."""
-    if new.shape[0] != cache.shape[0] or new.shape[2:] != cache.shape[2:]:
-        raise ValueError(f"{name} has batch {new.shape[0]}, heads {new.shape[2]} and headdim {new.shape[3]}; expected {cache.shape[0]}, {cache.shape[2]} and "
-                         f"{cache.shape[3]}, from {name}_cache")
+def _check_new(cache: torch.Tensor, new: torch.Tensor, name: str, batch: int, source: str = "") -> None:
+    """Both (batch or pages, seqlen, heads, headdim). `source`: what says the batch if the cache does not."""
+    if new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
+        raise ValueError(f"{name} has batch {new.shape[0]}, heads {new.shape[2]} and headdim {new.shape[3]}; expected {batch}, {cache.shape[2]} and "
+                         f"{cache.shape[3]}, from {source}{name}_cache")
     if new.dtype != cache.dtype:
         raise ValueError(f"{name} is {new.dtype} but {name}_cache is {cache.dtype}; convert one of them")
 
@@ -97,14 +97,58 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
             cache[batch, rows] = x
 
 
-def _of_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None, cache_seqlens: int | torch.Tensor, layout: str,
+def _check_places(pages: torch.Tensor, rows: torch.Tensor, count: int, size: int) -> None:
+    """Of new keys whose pages (batch, seqlen_new) and rows the host knows: each has a place of its own."""
+    for b, n in (pages < 0).logical_or(pages >= count).nonzero().tolist()[:1]:
+        raise ValueError(f"block_table[{b}, {int(rows[b, n]) // size}] is {int(pages[b, n])}, and a new key is to be written there; allowed: 0 to {count - 1}, the last "
+                         "page of k_cache")
+    places = (pages * size + rows % size).flatten().tolist()
+    if len(set(places)) < len(places):
+        twice = next(x for i, x in enumerate(places) if x in places[:i])
+        raise ValueError(f"page {twice // size} is in block_table twice where new keys are to be written: row {twice % size} of it would be written over. Pages that "
+                         "sequences share are read only; give each sequence pages of its own for its new keys")
+
+
+def _append_to_pages(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor, table: torch.Tensor) -> None:
+    """Behind what is there, to the pages that the table (batch, columns) says. What is on a device the host does not look at."""
+    size, columns, seqlen_new = caches[0].shape[1], table.shape[1], new[0].shape[1]
+    rows = lengths.to(torch.int64)[:, None] + torch.arange(seqlen_new, device=lengths.device)
+    known = not rows.is_cuda and not torch.compiler.is_compiling()
+    if known and rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < columns * size):
+        raise ValueError(f"cache_seqlens has {lengths.tolist()}, and {seqlen_new} keys are new; allowed: 0 to {columns * size - seqlen_new}, for block_table has room "
+                         f"for {columns * size}, {columns} pages of {size}")
+    pages = table.to(torch.int64).gather(1, rows // size)
+    if known:
+        _check_places(pages, rows, min(len(x) for x in caches), size)
+    for cache, x in zip(caches, new):
+        cache[pages, rows % size] = x
+
+
+def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tensor], cache_seqlens: int | torch.Tensor, layout: str,
               options: dict[str, Any]) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-    """Reads a paged cache."""
-    if k is not None:
-        raise NotImplementedError("block_table and k are given; new keys and values are not written into pages: write them yourself (docs/SERVING.md shows it), then "
-                                  "leave k and v out, with cache_seqlens that counts them")
+    """Of a paged cache; `caches` and `new` as (pages or batch, rows, heads, headdim)."""
+    table = options["block_table"]
     if not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = torch.full(q.shape[:1], operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
+    if new and new[0].shape[1]:
+        if not isinstance(table, torch.Tensor) or table.dim() != 2 or table.dtype not in (torch.int32, torch.int64) or len(table) != len(q):
+            what = f"a tensor of {table.dtype} with the shape {tuple(table.shape)}" if isinstance(table, torch.Tensor) else f"a {type(table).__name__}"
+            raise ValueError(f"block_table is {what}; allowed: a tensor of int32 or int64, (batch, columns) with batch {len(q)}, from q")
+        if cache_seqlens.shape != q.shape[:1] or cache_seqlens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"cache_seqlens is a tensor of {cache_seqlens.dtype} with the shape {tuple(cache_seqlens.shape)}; allowed: int32 or int64, ({len(q)}), "
+                             "from q's batch")
+        for name, cache, x in zip("kv", caches, new):
+            _check_new(cache, x, name, len(q), "q and ")
+            for what, t in (("cache_seqlens", cache_seqlens), ("block_table", table), (name, x)):
+                if t.device != cache.device:
+                    raise ValueError(f"{what} is on {t.device} and {name}_cache on {cache.device}; move it there")
+        if not 0 < caches[0].shape[1] == caches[1].shape[1]:
+            raise ValueError(f"k_cache has pages of {caches[0].shape[1]} keys and v_cache of {caches[1].shape[1]}; they must have the same, at least 1")
+        with torch.no_grad():
+            _require_own_memory(*caches)
+            _append_to_pages(caches, new, cache_seqlens, table)
+        cache_seqlens = (cache_seqlens + new[0].shape[1]).to(torch.int32)
+    k_cache, v_cache = (x.transpose(1, 2) for x in caches) if is_bhsd(layout) else caches
     try:
         return attention(q, k_cache, v_cache, layout=layout, seqused_k=cache_seqlens, **options)
     except (ValueError, NotImplementedError) as error:
@@ -133,7 +177,8 @@ def with_kvcache(
             check of indices stops the device.
         layout: "bshd" as above, or "bhsd".
         options: those of `fattn.attention` but seqused_k: causal, softmax_scale, window, softcap, alibi_slopes, bias, mask, sinks, return_lse, ...;
-            block_table of caches that are paged and only read (k and v None).
+            with block_table, (batch, columns), the caches are (pages, page_size, nheads_k, ...), and new keys are written to the pages that it says. No two may
+            have one place: where the host knows the table that is an error.
 
     Returns:
         As `fattn.attention`.
@@ -145,12 +190,12 @@ def with_kvcache(
     if "seqused_k" in options:
         raise TypeError("with_kvcache has no seqused_k: cache_seqlens and the length of k say how many keys there are")
     bhsd = is_bhsd(layout)
-    if options.get("block_table") is not None:
-        return _of_pages(q, k_cache, v_cache, k, cache_seqlens, layout, options)
     caches = [x.transpose(1, 2) if bhsd else x for x in (k_cache, v_cache)]
     new = [] if k is None else [x.transpose(1, 2) if bhsd else x for x in (k, v)]
     if new and new[0].shape[1] != new[1].shape[1]:
         raise ValueError(f"k has {new[0].shape[1]} new tokens and v {new[1].shape[1]}; they must have the same")
+    if options.get("block_table") is not None:
+        return _of_pages(q, caches, new, cache_seqlens, layout, options)
     seqlen_new, longest = new[0].shape[1] if new else 0, min(x.shape[1] for x in caches)
     if isinstance(cache_seqlens, torch.Tensor):
         if cache_seqlens.dtype not in (torch.int32, torch.int64) or cache_seqlens.shape != k_cache.shape[:1]:
@@ -170,7 +215,7 @@ def with_kvcache(
         if not 0 <= n <= longest - seqlen_new:
             raise ValueError(f"cache_seqlens has {n}, and {seqlen_new} keys are new; allowed: 0 to {longest - seqlen_new}, for the caches have room for {longest}")
     for cache, x, name in zip(caches, new, ("k", "v")):
-        _check_new(cache, x, name)
+        _check_new(cache, x, name, len(cache))
     if not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
             if x.dtype != q.dtype:

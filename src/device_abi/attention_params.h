@@ -55,6 +55,7 @@ struct PairFeatures {
   bool documents = false;  // a query sees the keys of its own id
   bool dlse = false;       // of the kernels that make row sums alone: those that prepare a backward pass, and algorithm standard's
   bool sinks = false;      // forward: a logit of each head joins the sum of a row's weights
+  bool paged = false;      // forward: keys are in pages (Pages), and each batch entry has a length
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores
@@ -105,6 +106,22 @@ struct PairParams : FeatureParams {
 
   const float* sinks;  // of each query head
   long long sinks_stride;
+};
+
+// Where the keys of a paged cache are.
+struct Pages {
+  const int* table;                  // (batch, columns): numbers of pages
+  long long table_stride;            // between batch entries
+  long long k_stride, v_stride;      // elements from page to page; the strides of rows are those of the tensors
+  int count;                         // pages of k and v
+  int size;                          // keys of a page
+  unsigned size_factor, size_shift;  // what a key's number is divided by `size` with (Divisor, v3_forward_work.h)
+};
+
+// The parameters of specialisations with pages, in place of PairParams. Strides of k and v between batch entries are 0, and seqlen_k is what a row of
+// the table has room for.
+struct PagedParams : PairParams {
+  Pages pages;
 };
 
 // In this unit of its argument the polynomial for tanh in kernels/score.h has a leading coefficient of -1: an operation and a register less.

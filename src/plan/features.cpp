@@ -41,7 +41,7 @@ constexpr Feature kFeatures[] = {
     {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, false, true, true, false, true, true, false}},
     {"dlse", [](const Problem& p) { return p.has_dlse; }, {true, true, true, true, true, true, true, true, false}},
     {"sinks", [](const Problem& p) { return p.has_sinks; }, {true, false, false, true, true, false, true, true, true}},
-    {"pages", [](const Problem& p) { return p.paged; }, {true, false, false, true, false, false, false, false, false}},
+    {"pages", [](const Problem& p) { return p.paged; }, {true, false, false, true, false, false, true, false, true}},
 };
 
 constexpr bool same_options() {

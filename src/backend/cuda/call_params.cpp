@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "device_abi/dropout.h"
+#include "device_abi/v3_forward_work.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -51,6 +52,22 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   pairs.sinks = static_cast<const float*>(b.sinks);
   pairs.sinks_stride = problem.sinks_stride;
   return pairs;
+}
+
+Pages page_params(const Problem& problem, const fattn_buffers& b) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();                         // no number of a page is greater
+  const int size = static_cast<int>(std::min(problem.page_size, int64_t{1} << 30));  // greater ones have no column, and are not read
+  const Divisor by_size = divisor_of(size);
+  Pages pages{};
+  pages.table = static_cast<const int*>(b.block_table);
+  pages.table_stride = problem.block_table_stride;
+  pages.k_stride = problem.k_page_stride;
+  pages.v_stride = problem.v_page_stride;
+  pages.count = static_cast<int>(std::min(problem.pages, kMost));
+  pages.size = size;
+  pages.size_factor = by_size.factor;
+  pages.size_shift = by_size.shift;
+  return pages;
 }
 
 FeatureParams call_params(const Problem& problem, int heads_per_section) {

@@ -13,6 +13,9 @@ inline TensorStrides strides_of(const Strides& strides) { return {strides.batch,
 // `params` with what a problem's features of pairs need; dbias itself is the backward pass's business.
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const fattn_buffers& buffers);
 
+// Of a paged cache: where its pages are.
+Pages page_params(const Problem& problem, const fattn_buffers& buffers);
+
 // Sizes, the window, and the strides of q, k, v, o and lse; the rest is zero.
 FeatureParams call_params(const Problem& problem, int heads_per_section);
 

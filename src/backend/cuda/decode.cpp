@@ -83,7 +83,7 @@ std::span<const DecodeRow> decode_rows() { return kRows; }
 DecodeKey DecodePlan::combine_key() const {
   DecodeKey combine = key;
   combine.kind = KernelKind::kDecodeCombine;
-  combine.headdim = combine.row = 0;  // all the same to it
+  combine.headdim = combine.row = combine.paged = 0;  // all the same to it
   return combine;
 }
 
@@ -94,6 +94,7 @@ bool decode_can(const Problem& p, const DecodeTarget& target) {
   if (!aligned(p.q, p.batch, p.seqlen_q, p.nheads, p.dtype) || !aligned(p.o, p.batch, p.seqlen_q, p.nheads, p.dtype) ||
       !aligned(p.k, p.batch, p.seqlen_k, p.nheads_k, p.dtype) || !aligned(p.v, p.batch, p.seqlen_k, p.nheads_k, p.dtype))
     return false;
+  if (!pages_aligned(p)) return false;
   if (rows_of(p) > kMaxSeqlen || p.batch * p.nheads_k > kMaxGrid / kMostSplits / rows_of(p)) return false;
   return std::any_of(std::begin(kRows), std::end(kRows),
                      [&](const DecodeRow& row) { return row_fits(row, p) && resident(row.tile, p, target.device) > 0; });
@@ -134,6 +135,7 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
   plan.key.headdim_v = static_cast<int32_t>(problem.headdim_v);
   plan.key.row = row;
   plan.key.sinks = problem.has_sinks;
+  plan.key.paged = problem.paged;
   plan.tile = kRows[row].tile;
   plan.rows = static_cast<int>(rows_of(problem));
   plan.row_tiles = static_cast<int>(ceil_div(plan.rows, plan.tile.rows()));
@@ -149,7 +151,8 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
 }
 
 DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const fattn_buffers& b) {
-  DecodeParams params{forward_params(problem, 1, b), {}};
+  DecodeParams params{forward_params(problem, 1, b), {}, {}};
+  if (problem.paged) params.pages = page_params(problem, b);
   params.work.lengths = problem.has_seqused_k ? static_cast<const int*>(b.seqused_k) : nullptr;
   params.work.length_stride = problem.seqused_k_stride;
   params.work.sinks = static_cast<const float*>(b.sinks);
@@ -173,6 +176,7 @@ jit::Request decode_request(const DecodeKey& key) {
   if (!combine && key.headdim_v != key.headdim) source += text(" and ", key.headdim_v);
   if (!combine) source += text(", up to ", tile.rows(), " rows, ", tile.teams, " x ", tile.block_n, " keys, ", tile.stages, " stages");
   if (key.sinks != 0) source += ", sinks";
+  if (key.paged != 0) source += ", pages";
   source += text("\n#include \"kernels/decode/", combine ? "combine" : "forward", ".h\"\nstruct Spec {\n  using Element = fattn::", element,
                  ";\n  static constexpr bool kDependent = ", key.arch >= 90 ? "true" : "false", ";\n");
   if (combine) {
@@ -187,8 +191,9 @@ jit::Request decode_request(const DecodeKey& key) {
   const std::string entry = combine ? "fattn_decode_combine" : "fattn_decode";
   source +=
       text("};\nextern \"C\" __global__ void __launch_bounds__(", combine ? kDecodeCombineThreads : tile.threads(), ", ", combine ? 1 : tile.ctas,
-           ") ", entry, "(const __grid_constant__ fattn::AttentionParams p, const __grid_constant__ fattn::DecodeWork work) {\n  fattn::decode::",
-           combine ? "combine" : "forward", "<Spec>(p, work);\n}\n");
+           ") ", entry, "(const __grid_constant__ fattn::AttentionParams p, const __grid_constant__ fattn::DecodeWork work",
+           key.paged != 0 ? ", const __grid_constant__ fattn::Pages pages" : "", ") {\n  fattn::decode::", combine ? "combine" : "forward",
+           "<Spec>(p, work", key.paged != 0 ? ", pages" : "", ");\n}\n");
   return {.entry = entry, .source = source, .arch = key.arch};
 }
 

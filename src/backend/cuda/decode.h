@@ -42,7 +42,8 @@ struct DecodeKey {
   int32_t headdim = 0, headdim_v = 0;
   int32_t row = 0;  // of the table
   int32_t sinks = 0;
-  std::array<int32_t, 9> reserved{};
+  int32_t paged = 0;
+  std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(DecodeKey) == 64);
 
@@ -68,11 +69,12 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target);
 // With a row of the table and a number of splits that it need not have chosen, as the search for them tries them.
 DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int row, int splits);
 
-// The parameters of both kernels, and where they are, in order.
+// The parameters of both kernels, and where they are, in order; the last is of those with pages alone.
 struct DecodeParams {
   FeatureParams call;  // the kernels are told its AttentionParams
   DecodeWork work;
-  std::array<void*, 2> pointers() { return {&call, &work}; }
+  Pages pages;
+  std::array<void*, 3> pointers() { return {&call, &work, &pages}; }
 };
 DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const fattn_buffers& buffers);
 

@@ -29,6 +29,8 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
 }
 
 // What a specialisation's kernel takes: the longer parameters only where it reads what they have more, so that the others are as they were.
-constexpr const char* params_of(bool features, int32_t pair = 0) { return pair != 0 ? "PairParams" : features ? "FeatureParams" : "AttentionParams"; }
+inline const char* params_of(bool features, int32_t pair = 0) {
+  return pair_features_of(pair).paged ? "PagedParams" : pair != 0 ? "PairParams" : features ? "FeatureParams" : "AttentionParams";
+}
 
 }  // namespace fattn::core::cuda

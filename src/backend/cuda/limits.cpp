@@ -15,4 +15,8 @@ bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads,
   return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
 }
 
+bool pages_aligned(const Problem& p) {
+  return p.pages <= 1 || (p.k_page_stride % copied_at_once(p.dtype) == 0 && p.v_page_stride % copied_at_once(p.dtype) == 0);
+}
+
 }  // namespace fattn::core::cuda

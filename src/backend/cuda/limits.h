@@ -20,6 +20,8 @@ std::string window_refusal(const Problem& problem);
 
 // Whether 16-byte copies can take rows with these strides. A stride along a dimension of one element is never used.
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads, DType dtype);
+// The same of pages that follow each other; true without a paged cache.
+bool pages_aligned(const Problem& problem);
 constexpr int64_t copied_at_once(DType dtype) { return dtype == DType::kF32 ? 4 : 8; }  // elements of 16 bytes
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 

@@ -15,7 +15,9 @@ RestOutput output_of(const Problem& problem, void* to, const Strides& strides, i
 
 bool has_sequence_rest(const Problem& problem) { return problem.packed && (problem.total_q > 0 || (problem.backward && problem.total_k > 0)); }
 
-SequenceRestKey sequence_rest_key(const Problem& problem, int arch) { return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0}; }
+SequenceRestKey sequence_rest_key(const Problem& problem, int arch) {
+  return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0, .paged = problem.paged ? 1 : 0};
+}
 
 SequenceRestParams sequence_rest_params(const Problem& problem, const fattn_buffers& b) {
   const auto ints = [](const void* list) { return static_cast<const int*>(list); };
@@ -58,7 +60,7 @@ jit::Request sequence_rest_request(const SequenceRestKey& key) {
   return {.entry = entry,
           .source = text("// rows of no packed sequence\n#include \"kernels/sequence_rest.h\"\nextern \"C\" __global__ void __launch_bounds__(",
                          kRestThreads, ") ", entry, "(const __grid_constant__ fattn::SequenceRestParams p) {\n  fattn::sequence_rest<",
-                         key.lengths != 0 ? "true" : "false", ">(p);\n}\n"),
+                         key.lengths != 0 ? "true" : "false", key.paged != 0 ? ", true" : "", ">(p);\n}\n"),
           .arch = key.arch};
 }
 

@@ -16,7 +16,8 @@ struct SequenceRestKey {
   KernelKind kind = KernelKind::kSequenceRest;
   int32_t arch = 0;
   int32_t lengths = 0;
-  std::array<int32_t, 13> reserved{};
+  int32_t paged = 0;
+  std::array<int32_t, 12> reserved{};
 };
 static_assert(sizeof(SequenceRestKey) == 64);
 

@@ -92,10 +92,10 @@ int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return cei
 int choose_row(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const PairFeatures pair = pair_features(problem);
-  // Queries in registers leave too few (spills of 16 bytes) to packed sequences at the widest, and to ids of documents beside all else; for sm_80 in
-  // fp16 also to a causal mask at the widest.
+  // Queries in registers leave too few (spills of 4 to 24 bytes) to packed sequences and pages at the widest, and to ids of documents beside all
+  // else; for sm_80 in fp16 also to a causal mask at the widest.
   const bool crowded = (target.arch == 80 && problem.dtype == DType::kF16 && problem.causal && std::max(headdim, headdim_v) > 192) ||
-                       (pair.packed && std::max(headdim, headdim_v) > 192) ||
+                       ((pair.packed || pair.paged) && std::max(headdim, headdim_v) > 192) ||
                        (pair.documents && (pair.alibi || pair.bias != 0 || pair.mask || pair.dropout) && std::max(headdim, headdim_v) > 64);
   // Wide heads leave two tiles of rows of a warp registers for one of these, not for several.
   const int features = (pair.alibi ? 1 : 0) + (pair.bias != 0 ? 1 : 0) + (pair.mask ? 1 : 0) + (pair.dropout ? 1 : 0) + (problem.softcap > 0 ? 1 : 0);
@@ -115,6 +115,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
       continue;
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;                                    // 4 to 20 bytes
+    if (row.f32 && pair.paged && (pair.packed || target.arch >= 100) && row.tile.row_tiles > 1) continue;    // 8 to 20 bytes
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.
@@ -181,9 +182,11 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && (pair.hides() || pair.lengths) && pair.dropout)
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and lengths of keys, bias, mask or documents together above headdim "
            "192; use the CPU";
+  if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.dropout && pair.paged)
+    return "the CUDA kernels for compute capability 7.5 have no dropout with a paged cache above headdim 192; use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-                "; with packed sequences, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
+                "; with packed sequences, pages, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
                 "registers for up to 192; use fp16 or bf16, or the CPU");
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
       (pair.alibi || pair.dropout || pair.documents))
@@ -233,10 +236,11 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   const auto rows_aligned = [&](const Strides& strides, int64_t rows, int64_t heads) {
     return aligned(strides, problem.batch, rows, heads, problem.dtype);
   };
-  plan.aligned_strides =
-      headdim % copied_at_once(problem.dtype) == 0 && headdim_v % copied_at_once(problem.dtype) == 0 &&
-      rows_aligned(problem.q, problem.dense_rows(), problem.nheads) && rows_aligned(problem.o, problem.dense_rows(), problem.nheads) &&
-      rows_aligned(problem.k, problem.dense_keys(), problem.nheads_k) && rows_aligned(problem.v, problem.dense_keys(), problem.nheads_k);
+  plan.aligned_strides = headdim % copied_at_once(problem.dtype) == 0 && headdim_v % copied_at_once(problem.dtype) == 0 &&
+                         rows_aligned(problem.q, problem.dense_rows(), problem.nheads) &&
+                         rows_aligned(problem.o, problem.dense_rows(), problem.nheads) &&
+                         rows_aligned(problem.k, problem.dense_keys(), problem.nheads_k) &&
+                         rows_aligned(problem.v, problem.dense_keys(), problem.nheads_k) && pages_aligned(problem);
   return plan;
 }
 
@@ -246,8 +250,11 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned) {
   return key;
 }
 
-PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& b) {
-  return pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
+PagedParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& b) {
+  PagedParams params{};
+  static_cast<PairParams&>(params) = pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
+  if (problem.paged) params.pages = page_params(problem, b);
+  return params;
 }
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {

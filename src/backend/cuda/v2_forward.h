@@ -72,7 +72,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
 // The key of a call whose tensors begin at multiples of 16 bytes, or not: 16-byte copies, or the slower ones that take any address.
 V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned);
 
-PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& buffers);
+PagedParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& buffers);
 
 jit::Request v2_forward_request(const V2ForwardKey& key);
 

@@ -13,7 +13,7 @@ LENGTHS = [200, 37, 0]
 
 
 class Paged:
-    """Caches of three sequences side by side, and in pages, in no order, with NaN where nobody may look. (On a GPU tables are refused.)"""
+    """Caches of three sequences side by side, and in pages, in no order, with NaN where nobody may look."""
 
     def __init__(self, page_size: int, dtype: torch.dtype = torch.float32, seqlen_q: int = 5) -> None:
         torch.manual_seed(page_size)
@@ -85,8 +85,96 @@ def test_caches_that_are_only_read():
     table = x.table[:1]
     got = fattn.with_kvcache(x.q[:1], x.k_pages, x.v_pages, cache_seqlens=200, block_table=table)
     assert torch.equal(got, fattn.attention(x.q[:1], x.k[:1], x.v[:1]))
-    with pytest.raises(NotImplementedError, match="new keys and values are not written into pages"):
-        fattn.with_kvcache(x.q, x.k_pages, x.v_pages, x.q, x.q, cache_seqlens=x.lengths, block_table=x.table)
+
+
+def test_new_keys_are_written_into_pages():
+    page_size = 16
+    for layout in ("bshd", "bhsd"):
+        for dtype in (torch.int32, torch.int64):
+            x = Paged(page_size)
+            lengths = torch.tensor([190, 33, 0], dtype=dtype)
+            table = torch.arange(39, dtype=dtype).reshape(3, 13).flip(0)
+            new_k, new_v = torch.randn(2, 3, 5, 2, 64)
+            k, v = x.k.nan_to_num(), x.v.nan_to_num()
+            caches = []
+            for cache in (k, v):
+                pages = torch.full((42, page_size, 2, 64), torch.nan)
+                for b, n in enumerate(lengths.tolist()):
+                    for j in range(n):
+                        pages[table[b, j // page_size], j % page_size] = cache[b, j]
+                caches.append(pages)
+            for cache, new in ((k, new_k), (v, new_v)):
+                for b, n in enumerate(lengths.tolist()):
+                    cache[b, n : n + 5] = new[b]
+            turned = (lambda t: t.transpose(1, 2)) if layout == "bhsd" else (lambda t: t)
+            got = turned(fattn.with_kvcache(*(turned(t) for t in (x.q, *caches, new_k, new_v)), cache_seqlens=lengths, block_table=table, causal=True, layout=layout))
+            assert torch.equal(got, fattn.attention(x.q, k, v, seqused_k=lengths + 5, causal=True))
+            assert all(int(c.isnan().all(-1).all(-1).sum()) == 42 * page_size - 190 - 33 - 15 for c in caches), "nothing else was written"
+            assert lengths.tolist() == [190, 33, 0]
+
+
+def test_new_keys_that_have_no_place():
+    x = Paged(16)
+    pages = torch.zeros(2, 42, 16, 2, 64)
+    new = torch.randn(3, 5, 2, 64)
+    table = torch.arange(39).reshape(3, 13)
+
+    def call(table=table, lengths=(0, 33, 190), new=new, pages=pages):
+        return fattn.with_kvcache(x.q, *pages, new, new, cache_seqlens=torch.tensor(lengths), block_table=table)
+
+    assert not call().isnan().any()
+    shared = table.clone()
+    shared[1, 2] = table[0, 0]
+    with pytest.raises(ValueError, match="page 0 is in block_table twice where new keys are to be written: row 1 of it"):
+        call(shared)
+    shared = table.clone()
+    shared[1, 1] = table[2, 1]  # pages that are read alone may be shared
+    assert not call(shared).isnan().any()
+    shared[1, 2] = 42
+    with pytest.raises(ValueError, match=r"block_table\[1, 2\] is 42, and a new key is to be written there; allowed: 0 to 41, the last page of k_cache"):
+        call(shared)
+    with pytest.raises(ValueError, match=r"cache_seqlens has \[0, 33, 204\], and 5 keys are new; allowed: 0 to 203, for block_table has room for 208, 13 pages of 16"):
+        call(lengths=(0, 33, 204))
+    with pytest.raises(ValueError, match="k has batch 2, heads 2 and headdim 64; expected 3, 2 and 64, from q and k_cache"):
+        call(new=new[:2])
+    with pytest.raises(ValueError, match="k is torch.float16 but k_cache is torch.float32"):
+        call(new=new.half())
+    with pytest.raises(ValueError, match="block_table is a list"):
+        call(table.tolist())
+    with pytest.raises(ValueError, match="block_table is a tensor of torch.int64 with the shape"):
+        call(table[:2])
+    with pytest.raises(ValueError, match="reaches one element by two indices"):
+        call(pages=[p[:1].expand(42, 16, 2, 64) for p in pages])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seqlen_q", [1, 5, 150])
+def test_on_a_gpu(seqlen_q, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    x = Paged(16, dtype, seqlen_q)
+    expected = x.expected(causal=True)
+    on_gpu = {name: value.cuda() for name, value in x.options.items()}
+    q, k, v = (t.cuda() for t in (x.q, x.k_pages, x.v_pages))
+    torch.testing.assert_close(fattn.attention(q, k, v, **on_gpu, causal=True).cpu(), expected, atol=2e-2, rtol=2e-2)
+    cu_seqlens_q = torch.arange(0, 3 * seqlen_q + 1, seqlen_q, device="cuda")
+    got = fattn.attention_varlen(q.flatten(0, 1), k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=seqlen_q, **on_gpu, causal=True)
+    torch.testing.assert_close(got.reshape(q.shape).cpu(), expected, atol=2e-2, rtol=2e-2)
+    # A page that is none is not read: its sequence is NaN, the others are as they were.
+    spoilt = on_gpu["block_table"].clone()
+    spoilt[1, 2] = len(k)
+    got = fattn.attention(q, k, v, seqused_k=on_gpu["seqused_k"], block_table=spoilt, causal=True).cpu()
+    assert got[1].isnan().all()
+    torch.testing.assert_close(got[::2], expected[::2], atol=2e-2, rtol=2e-2)
+    # New keys are written by the table there, too.
+    table, lengths = torch.arange(39).reshape(3, 13).flip(0), torch.tensor([190, 33, 0])
+    pages = torch.randn(2, 39, 16, 2, 64, dtype=dtype)
+    new = torch.randn(2, 3, seqlen_q, 2, 64, dtype=dtype)[:, :, :5]
+    on_cpu = fattn.with_kvcache(x.q, *(caches := pages.clone()), *new, cache_seqlens=lengths, block_table=table, causal=True)
+    there = pages.cuda()
+    got = fattn.with_kvcache(q, *there, *new.cuda(), cache_seqlens=lengths.cuda(), block_table=table.cuda(), causal=True)
+    assert torch.equal(there.cpu(), caches)
+    torch.testing.assert_close(got.cpu(), on_cpu, atol=2e-2, rtol=2e-2)
 
 
 def test_opcheck():

@@ -21,8 +21,11 @@ constexpr const Planner* kPlanners[] = {&kStandardPlanner, &kV1Planner, &kDecode
 // Says ahead of all else which list is out of range.
 void add_list_status(Route& route, const Problem& p, const Target& t) {
   if (!p.want_status) return;
-  const auto block = route.parameters<ListStatusParams>([](const Call& c) { return list_status_params(c.problem, c.buffers); });
-  route.add(block, {.kernel = kernel_of<ListStatusKey, list_status_request>({.arch = t.v2.arch}), .shape = shape_of(1, kListStatusThreads, 0)}, true);
+  auto block = route.parameters<ListStatusCall>([](const Call& c) { return list_status_params(c.problem, c.buffers); });
+  route.add(block, block.example.pointers(),
+            {.kernel = kernel_of<ListStatusKey, list_status_request>({.arch = t.v2.arch, .paged = p.paged ? 1 : 0}),
+             .shape = shape_of(1, kListStatusThreads, 0)},
+            true);
 }
 
 // Writes, behind all else, rows of no packed sequence.

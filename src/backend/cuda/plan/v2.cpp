@@ -25,7 +25,7 @@ Route forward(const Problem& p, const Target& t) {
   Route route = route_for(Algorithm::kV2, "v2 forward", p, t);
   route.why = text("tiles of ", plan.tile.block_m(), " queries x ", plan.tile.block_n, " keys, ", plan.tile.warps, " warps, ", plan.tile.stages,
                    " stages, ", plan.shared_bytes, " bytes of shared memory, grid ", plan.grid);
-  const auto block = route.parameters<PairParams>([plan](const Call& c) { return v2_forward_params(c.problem, plan, c.buffers); });
+  const auto block = route.parameters<PagedParams>([plan](const Call& c) { return v2_forward_params(c.problem, plan, c.buffers); });
   const auto kernel = [&](bool aligned) { return kernel_of<V2ForwardKey, v2_forward_request>(v2_forward_key(plan, aligned)); };
   route.add(
       block,
