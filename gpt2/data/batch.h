@@ -11,7 +11,7 @@ struct Batch {
   const int32_t* ids = nullptr;
   const int32_t* targets = nullptr;    // the next token; -1: no loss here
   const int32_t* positions = nullptr;  // from 0 in every document
-  const int32_t* documents = nullptr;  // number of the document in its sequence, which never falls; null: a sequence is one document
+  const int32_t* documents = nullptr;  // number of the document in its sequence, which never falls; null: each is one document
   int64_t target_count = 0;            // of targets that are not -1
 };
 

@@ -83,6 +83,7 @@ void Loader::State::fill(LoaderPosition p, Buffer& buffer) {
   const Permutation order(rows.count(), scrambled(options.seed ^ scrambled(static_cast<uint64_t>(p.epoch))));
   const auto sequences = static_cast<uint64_t>(options.sequences), batch = static_cast<uint64_t>(p.batch + options.rank);
   buffer.batch.target_count = 0;
+  buffer.batch.documents = nullptr;
   for (uint64_t s = 0; s < sequences; ++s) {
     const uint64_t i = batch * sequences + s;
     int32_t* const at = buffer.numbers.data() + s * n;
@@ -91,6 +92,8 @@ void Loader::State::fill(LoaderPosition p, Buffer& buffer) {
       buffer.batch.target_count += rows.fill(options.shuffle ? order(i) : i, row);
     else
       rows.pad(row);
+    // Attention without a mask of documents is faster, and has more algorithms.
+    if (row.documents[n - 1] != row.documents[0]) buffer.batch.documents = buffer.numbers.data() + 3 * size;
   }
 }
 
