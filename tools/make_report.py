@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 REPORT = ROOT / "docs" / "report"
 # The latest of each kind on each machine: with older records of the same problems, means would mix versions.
 RECORDS = [*(f"h100-sweep-{preset}" for preset in ("headline", "gpt2-medium", "seqlen", "batch", "heads", "embed")), "h100-suite", "h100-memory", "h100-when",
-           "h100-calibration", "h200-predict", "h200-prices", "cpu-suite-2-cores-zen4", "cpu-prices-2-cores-zen5", "cpu-sweep-2-cores-zen5", "cpu-predict", "accuracy",
+           "h100-calibration", "h200-predict", "h200-prices", "cpu-suite-2-cores-zen4", "cpu-prices-2-cores-zen5", "cpu-sweep-2-cores-zen5", "cpu-sweep-seqlen-2-cores", "cpu-when", "cpu-predict", "accuracy",
            "values"]
 LANGUAGES = {"en": "", "zh-TW": "zh-TW"}
 

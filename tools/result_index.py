@@ -12,6 +12,7 @@ WORDS = {
     "h100-v3-headdims": "v3 at five headdims in turns", "h200-decode": "decode beside PyTorch's backends", "h200-features": "v3: windows of 1024 keys, softcap 50",
     "h200-fp32-shapes": "fp32 beside PyTorch's memory-efficient backend", "h200-fp32-v3": "fp32 forward: v3 beside v2, times and errors", "gpt2-small-model": "a small GPT-2 from nothing on system texts: `tools/train_small_model.py`", "h200-gpt2": "GPT-2 of transformers by attention",
     "h200-gpt2-training": "`tools/bench_gpt2_training.py --device cuda`: [GPT2](../GPT2.md#training-on-a-gpu)",
+    "h200-gpt2-medium-training": "`tools/bench_gpt2_training.py --device cuda --table`", "h200-pages": "`tools/bench_pages.py`: a paged cache beside a contiguous one",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
     "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",
@@ -63,10 +64,10 @@ def machine_of(name, record):
         cpu = environment["cpu"]
         return f"{cpu['usable_threads']} cores, {cpu['model'].replace('(R)', '').replace(' Processor', '')}, {cpu['isa_default']}"
     if name.startswith("cpu"):
-        rows = [row for row in record["rows"] if row.get("threads")] or [{}]
+        rows = [row for row in record.get("rows", []) if row.get("threads")] or [{}]
         threads = rows[0].get("threads") or environment["cpu"]["usable_threads"]
         model = environment["cpu"]["model"].replace("(R)", "").replace(" Processor", "")
-        isas = {row["isa"] for row in rows if row.get("isa")} or {record.get("held_out", {}).get("machine", {}).get("instruction set", "")}
+        isas = {row["isa"] for row in rows if row.get("isa")} or {record.get("held_out", {}).get("machine", {}).get("instruction set", environment["cpu"]["isa_default"])}
         return f"{threads} cores, {model}, {', '.join(sorted(isas))}"
     gpus = environment.get("gpus")
     gpu = gpus[0]["name"] if gpus else environment.get("gpu") or first.get("device_name") or first.get("gpu") or first.get("device") or record["records"][0]["environment"]["gpus"][0]["name"]

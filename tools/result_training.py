@@ -1,0 +1,48 @@
+"""Tables of training and of paged caches, from their records."""
+from result_records import grid, load, microseconds
+
+ALGORITHMS = {"auto": "automatic"}
+
+
+def gibibytes(count):
+    return f"{count / 2**30:.1f} GiB"
+
+
+def of_llm_c(name):
+    """124M parameters in bf16 beside llm.c and, where it ran, transformers."""
+    lines = []
+    for row in load(name)["rows"]:
+        theirs = row.get("transformers")
+        beside = f"{theirs['tokens_per_s']:,.0f}, {gibibytes(theirs['memory'])}: {row['tokens_per_s'] / theirs['tokens_per_s']:.2f}x" if theirs else ""
+        lines.append([f"{row['batch']} x {row['seqlen']}", f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s_per_tflops'] / row['llm_c']:.2f}", f"{100 * row['mfu']:.0f} %",
+                      gibibytes(row["memory_bytes"]), beside])
+    return grid(["sequences x tokens", "tokens/s", "of llm.c", "MFU", "memory", "transformers, compiled"], lines)
+
+
+def by_algorithm(name):
+    """Each algorithm at each length; a step over that of the first algorithm."""
+    record, lines, first = load(name), [], {}
+    for row in record["rows"]:
+        base = first.setdefault(row["seqlen"], row)
+        forward = f"{1e3 * row['forward_seconds']:.1f}" if row.get("forward_seconds") else ""
+        cells = [str(row["seqlen"]), ALGORITHMS.get(row["algorithm"], row["algorithm"]), forward]
+        if "refused" in row:
+            words = row["refused"].split(";")[0].split(",")[0].removeprefix("out of memory: ")
+            lines.append([*cells, "", "", f"out of memory: {words}", ""])
+            continue
+        rest = f"{1e3 * (row['step_seconds'] - row['forward_seconds']):.1f}" if forward else ""
+        lines.append([*cells, rest, f"{1e3 * row['step_seconds']:.1f}", f"{row['tokens_per_s']:,.0f}, {gibibytes(row['memory_bytes'])}", f"{base['step_seconds'] / row['step_seconds']:.2f}x"])
+    return grid(["seqlen", "attention", "forward, ms", "backward and update", "step", "tokens/s, memory", "of standard"], lines)
+
+
+def pages(name):
+    lines = []
+    for row in load(name)["rows"]:
+        size = f"pages of {row['page_size']}" if row["page_size"] else "contiguous"
+        lines.append([row["call"], size, microseconds(row["time_median_s"]), f"{row['over_contiguous']:.2f}"])
+    return grid(["call", "keys", "us", "over contiguous"], lines)
+
+
+def blocks():
+    """By page its marks with what stands between them."""
+    return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training")}}
