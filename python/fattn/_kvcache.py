@@ -120,6 +120,8 @@ def _append_to_pages(caches: list[torch.Tensor], new: list[torch.Tensor], length
     pages = table.to(torch.int64).gather(1, rows // size)
     if known:
         _check_places(pages, rows, min(len(x) for x in caches), size)
+    # An index below 0 counts from the end: it would write over another sequence's page. One behind the last page is an error on every device.
+    pages = pages.masked_fill(pages < 0, max(len(x) for x in caches))
     for cache, x in zip(caches, new):
         cache[pages, rows % size] = x
 

@@ -147,6 +147,18 @@ def test_new_keys_that_have_no_place():
         call(pages=[p[:1].expand(42, 16, 2, 64) for p in pages])
 
 
+def test_a_page_below_0_is_no_other_page_where_nobody_looks(monkeypatch):
+    """On a GPU, and where a graph is made, the host does not look at the table."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    x = Paged(16)
+    pages = torch.zeros(2, 42, 16, 2, 64)
+    table = torch.arange(39).reshape(3, 13)
+    table[1, 2] = -1
+    with pytest.raises(IndexError):
+        fattn.with_kvcache(x.q, *pages, *torch.ones(2, 3, 5, 2, 64), cache_seqlens=torch.tensor([0, 33, 190]), block_table=table)
+    assert not pages[:, 41].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("seqlen_q", [1, 5, 150])
 def test_on_a_gpu(seqlen_q, dtype):
