@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
 
 from torch.autograd import forward_ad
 
-from . import _abi
+from . import _abi, _flops
 from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
 from ._core import autocast, results, run
 from ._operators import rows_contiguous
@@ -18,6 +18,8 @@ from ._refused import explained, require_dense, require_numbers
 from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
+
+_flops.register()
 
 
 def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
