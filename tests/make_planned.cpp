@@ -357,11 +357,12 @@ void add_paged(List& list, int arch, Which which) {
         }
       }
   }
+  const Which once = arch == 90 ? which : Which::kFull;  // nearly the same for each
   for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 64}})
-    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? which : Which::kFull, false, true);
+    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? once : Which::kFull, false, true);
   add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, true, true);
-  list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, which);
-  list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, which);
+  list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, once);
+  list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, once);
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -426,14 +427,16 @@ int main() {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
           const bool half = in_half(a.capability, dtype, headdim, causal);
           const auto which = [&](bool is) { return in(kCommon, headdim) ? half ? Which::kCommon : Which::kPacked : quick(is && half); };
-          add_forward(list, a.capability, problem, true, which(in(kQuick, headdim) && one_dtype));
+          add_forward(list, a.capability, problem, true, which(in(kQuick, headdim) && one_dtype && a.capability != kTwinOf80));
           add_backward(list, a.capability, problem, true, false, which(is_quick_backward(a.capability, dtype, headdim)));
         }
         for (const int headdim : {20, 64, 128, 256}) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, a.capability, problem, false, quick(headdim == 128 && one_dtype && in_half(a.capability, DType::kBF16, headdim, causal)));
+          add_forward(list, a.capability, problem, false,
+                      quick(headdim == 128 && one_dtype && !is_twin(a.capability) && in_half(a.capability, DType::kBF16, headdim, causal)));
           add_backward(list, a.capability, problem, false, false, Which::kFull);
-          add_backward(list, a.capability, problem, true, true, quick(headdim == 128 && causal && dtype == DType::kBF16 && !is_twin(a.capability)));
+          add_backward(list, a.capability, problem, true, true,
+                       quick(headdim == 128 && causal && dtype == DType::kBF16 && (a.capability == 80 || a.capability == 90)));
         }
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
@@ -444,7 +447,7 @@ int main() {
             for (const int headdim : {32, 64, 96, 128, 192, 256}) {
               if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
               const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
-              const Which which = quick(headdim == 128 && window && softcap && !is_twin(a.capability) && a.capability != 86);
+              const Which which = quick(headdim == 128 && window && softcap && (a.capability == 80 || a.capability == 90));
               add_forward(list, a.capability, problem, true, which);
               add_backward(list, a.capability, problem, true, false, which);
               if (headdim != 128) continue;
