@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds what documents promise their readers: most lines of a page, longest line outside of tables and code, links to headings that are there."""
+"""Holds what documents promise their readers: most lines of a page, longest line outside of tables and code, links to headings that are there;
+pages of the course that lead to files that are there, wherever they were made."""
 import pathlib
 import re
 import sys
@@ -22,6 +23,7 @@ LIMITS = (
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
+HREF = re.compile(r'<a\b[^>]*\bhref="([^"#:]+)(?:#[^"]*)?"')  # without a scheme
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
@@ -59,6 +61,12 @@ def problems_of_links(path, text, root):
             yield f"{path.relative_to(root)}: {target}#{anchor} is no heading there"
 
 
+def problems_of_page(path, text, root):
+    for target in HREF.findall(text):
+        if not (path.parent / target).is_file():
+            yield f"{path.relative_to(root)}: {target} is no file; write the way from the page's own folder"
+
+
 def check(root=ROOT, limits=LIMITS):
     """What is wrong, and how many checks were made."""
     problems, count = [], 0
@@ -71,6 +79,9 @@ def check(root=ROOT, limits=LIMITS):
             count += 1
     for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("providers/*.md")]):
         problems += problems_of_links(path, path.read_text(encoding="utf-8"), root)
+        count += 1
+    for path in sorted(root.glob("docs/lab/html/*.html")):
+        problems += problems_of_page(path, path.read_text(encoding="utf-8"), root)
         count += 1
     return problems, count
 

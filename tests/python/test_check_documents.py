@@ -1,4 +1,4 @@
-"""tools/check_documents.py finds pages that are too long, lines that are too long and links to headings that are not there."""
+"""tools/check_documents.py finds pages that are too long, lines that are too long, links to headings and pages to files that are not there."""
 
 import importlib.util
 
@@ -43,3 +43,14 @@ def test_a_row_of_no_document_is_found(tmp_path):
 
 def test_the_documents_of_this_project():
     assert documents.check()[0] == []
+
+
+def test_pages_of_the_course_lead_to_files(tmp_path):
+    folder = tmp_path / "docs" / "lab" / "html"
+    folder.mkdir(parents=True)
+    (tmp_path / "docs" / "HERE.md").write_text("# Here\n")
+    (folder / "1.html").write_text('<a href="#own">a</a> <a href="https://example.org/x">b</a> <a class="c" href="../../HERE.md#here">c</a>')
+    assert documents.check(tmp_path, ()) == ([], 2)
+    (folder / "2.html").write_text('<a href="../../../elsewhere/HERE.md">d</a>')
+    problems, count = documents.check(tmp_path, ())
+    assert count == 3 and len(problems) == 1 and "2.html: ../../../elsewhere/HERE.md is no file" in problems[0]
