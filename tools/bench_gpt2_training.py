@@ -20,8 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
+import compact_records
 import gpt2_training_rows
 import gpt2_training_table
 
@@ -134,13 +134,12 @@ def main() -> int:
     print(f"apart at most {max(apart):.2g} in any step, {statistics.mean(apart):.2g} on average; {max(apart[:10]):.2g} in the first ten")
     print(f"fattn {speed[0]:,.0f} tokens/s, transformers {speed[1]:,.0f} (torch {theirs['torch']}): {speed[0] / speed[1]:.2f}x")
     if args.json:
-        info = json.loads(gpt2_training_rows.run([args.fattn, "info", "--json", "-"]))
-        environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], "cpu": info["cpu"]}
-        args.json.write_text(json.dumps({"fattn_gpt2_race": 1, "environment": environment,
+        environment = gpt2_training_rows.environment_of(args.fattn, cpu=lambda info: info["cpu"])
+        compact_records.write(args.json, {"fattn_gpt2_race": 1, "environment": environment,
                                          "options": {**options, "layers": args.layers, "width": args.width, "heads": args.heads, "seqlen": args.seqlen},
                                          "fattn": {"losses": [line["loss"] for line in ours], "tokens_per_s": speed[0]},
                                          "transformers": {"losses": theirs["losses"], "tokens_per_s": speed[1], "torch": theirs["torch"]},
-                                         "largest_difference": max(apart)}, indent=2) + "\n")
+                                         "largest_difference": max(apart)})
     return 0
 
 

@@ -11,6 +11,8 @@ import statistics
 import subprocess
 import sys
 
+import compact_records
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPE = ["--nheads", "32", "--nheads-k", "8", "--headdim", "128", "--no-grad"]
 CALLS = {
@@ -56,10 +58,7 @@ def main() -> int:
             rows.append({"call": call, "page_size": page_size, "time_median_s": statistics.median(seconds), "over_contiguous": over, "kernel": kernels[page_size]})
             print(f"{call:18s} {f'pages of {page_size}' if page_size else 'contiguous':12s} {1e6 * statistics.median(seconds):10.2f} us  {over:5.3f}", flush=True)
     if args.json:
-        whole = {"fattn_pages": 1, "environment": environment, "dtype": args.dtype, "turns": args.turns, "shape": SHAPE, "calls": CALLS, "rows": rows}
-        beside = args.json.with_name(args.json.name + ".new")
-        beside.write_text(json.dumps(whole, indent=2) + "\n")
-        beside.replace(args.json)
+        compact_records.write(args.json, {"fattn_pages": 1, "environment": environment, "dtype": args.dtype, "turns": args.turns, "shape": SHAPE, "calls": CALLS, "rows": rows})
     return 0
 
 

@@ -1,4 +1,5 @@
 """tokens/s of training a GPT-2 on a GPU, beside the GPU's own product of matrices and beside transformers: what bench_gpt2_training.py --device cuda does."""
+import functools
 import json
 import pathlib
 import random
@@ -6,6 +7,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+import compact_records
 
 # Sequences, tokens of each, and what llm.c reaches there on one H200 in tokens/s a TFLOP/s of a bf16 product 8192^3 (124M parameters, bf16).
 ROWS = ((32, 1024, 659), (4, 8192, 394), (1, 32768, 167))
@@ -61,16 +64,27 @@ def median_rate(seconds, tokens: int) -> float:
     return tokens / statistics.median(seconds[5:])
 
 
+@functools.cache
+def information(fattn: str) -> dict:
+    return json.loads(run([fattn, "info", "--json", "-"]))
+
+
+def environment_of(fattn: str, **parts) -> dict:
+    """Of a record: the date, the version, and parts of what `fattn info` says."""
+    info = information(fattn)
+    return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], **{name: of(info) for name, of in parts.items()}}
+
+
+def require_steps(args) -> None:
+    if args.steps < 8:
+        sys.exit(f"--steps {args.steps}: the first five are not counted; give at least 8")
+
+
 def write_record(args, rows: list, kind: str, more: dict) -> None:
     if not args.json:
         return
-    info = json.loads(run([args.fattn, "info", "--json", "-"]))
-    environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "library_version": info["version"], "gpus": info["gpu"]["devices"]}
-    whole = {kind: 1, "environment": environment, "preset": args.preset, "dtype": "bf16", **more, "rows": rows}
-    # Whole or not at all: a run that ends early leaves the rows that it has.
-    beside = args.json.with_name(args.json.name + ".new")
-    beside.write_text(json.dumps(whole, indent=2) + "\n")
-    beside.replace(args.json)
+    environment = environment_of(args.fattn, gpus=lambda info: info["gpu"]["devices"])
+    compact_records.write(args.json, {kind: 1, "environment": environment, "preset": args.preset, "dtype": "bf16", **more, "rows": rows})
 
 
 def measure_row(args, folder: pathlib.Path, sequences: int, seqlen: int) -> dict:
@@ -107,8 +121,7 @@ def measure(args, folder: pathlib.Path) -> int:
     wanted = [row for row in ROWS if not args.rows or f"{row[0]}x{row[1]}" in args.rows]
     if not wanted:
         sys.exit(f"--rows {' '.join(args.rows)}: allowed: " + " ".join(f"{sequences}x{seqlen}" for sequences, seqlen, _ in ROWS))
-    if args.steps < 8:
-        sys.exit(f"--steps {args.steps}: the first five are not counted; give at least 8")
+    require_steps(args)
     make_text(folder / "text.txt", int(1.3 * 32768 * (args.steps + 8)))
     run([args.fattn, "gpt2", "tokenizer", "train", folder / "text.txt", "--vocab-size", 50257, "--out", folder / "tokenizer"])
     run([args.fattn, "gpt2", "tokenize", folder / "tokenizer", folder / "text.txt", "--out", folder / "tokens"])

@@ -66,6 +66,7 @@ def print_row(row: dict, base: dict | None) -> None:
 
 
 def measure(args, folder: pathlib.Path) -> int:
+    rows_of.require_steps(args)
     layers, heads, width = rows_of.SIZES[args.preset]
     longest = max(args.seqlens)
     rows_of.make_text(folder / "text.txt", int(1.3 * args.batch * longest * (args.steps + 4)))
