@@ -13,6 +13,11 @@ Attention on torch tensors, with gradients, in torch.compile and autocast:
     attention_qkvpacked, attention_kvpacked
                           the same on views of one tensor
     with_kvcache          decoding with a cache that grows
+    rotary                rotary position embeddings
+    merge                 results over parts of the keys to one
+    cascade               sequences that begin with the same keys
+    weights, largest_logits
+                          what a query looks at; scores that grow
 
 A model as it is, without a change of its code:
     doctor                which layers run fattn, which not and why, and
@@ -53,17 +58,22 @@ from ._support import Support, support
 
 if TYPE_CHECKING:
     from ._attention import attention
+    from ._cascade import cascade
     from ._doctor import doctor
     from ._kvcache import with_kvcache
+    from ._merge import merge
     from ._packed import attention_kvpacked, attention_qkvpacked
+    from ._rotary import rotary
     from ._varlen import attention_varlen
+    from ._weights import largest_logits, weights
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "doctor", "info", "plan", "set_check", "support",
-           "warmup", "with_kvcache"]
+__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "cascade", "doctor", "info", "largest_logits", "merge",
+           "plan", "rotary", "set_check", "support", "warmup", "weights", "with_kvcache"]
 __version__ = _version()
 
 _OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen",
-             "doctor": "_doctor", "with_kvcache": "_kvcache"}
+             "cascade": "_cascade", "doctor": "_doctor", "largest_logits": "_weights", "merge": "_merge", "rotary": "_rotary", "weights": "_weights",
+             "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:
