@@ -4,9 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fattn._autograd import _run_backward
-from fattn._options import window_limits
-from fattn._scores import NONE, Scores, Sequences, prepare
+from fattn._backward import attention_backward, attention_varlen_backward
 from fattn.compat._calls import attention, attention_varlen
 
 from .attn_bias import AttentionBias, BlockDiagonalMask, LowerTriangularMaskWithTensorBias, PagedBlockDiagonalPaddedKeysMask
@@ -141,18 +139,11 @@ def gradients_of(grad, output, lse, query, key, value, attn_bias, scale) -> tupl
     if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
         raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; keys in pages have no gradient")
     problem = _problem(query, key, value, attn_bias, scale)
-    given, packed = problem.options, problem.q.dim() == 3
+    packed = problem.q.dim() == 3
     dout, o = _four_dimensions(grad, False), _four_dimensions(output, False)
-    sequences = None
     if packed:
         dout, o, lse = dout[0], o[0], lse[0]
-        sequences = Sequences(given["cu_seqlens_q"], given["cu_seqlens_k"], given["max_seqlen_q"], given["max_seqlen_k"])
-    tensors = {name: given.get(name) for name in ("seqused_k", "bias", "mask")}
-    scores = prepare(problem.q, given["max_seqlen_k"] if packed else problem.k.shape[1], 0, *(tensors.get(name) for name in Scores._fields))
-    options = (scale, False, False, False, *window_limits(given.get("window")), 0, 0, 0, 0)
-    if not packed and all(x is None for x in scores):
-        scores, options = NONE, options[:-1]
-    dq, dk, dv = _run_backward(dout.contiguous(), None, problem.q, problem.k, problem.v, o.contiguous(), lse.contiguous(), scores, sequences, options)
+    dq, dk, dv = (attention_varlen_backward if packed else attention_backward)(dout, *problem[:3], o, lse, **problem.options)
     results = []
     for x, of in ((dq, query), (dk, key), (dv, value)):
         whole = of.new_zeros(_four_dimensions(of, False).shape)  # keys that no query sees have none
