@@ -15,7 +15,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient
+from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
 
@@ -167,6 +167,8 @@ def attention(
         options = softmax_scale, causal
     else:
         options = ()
+    if compiling and (softmax_scale is not None or softcap):
+        options, scores = with_symbols(options, scores)
     if (q is k or q is v or k is v) and needs_grad and compiling:
         q, k, v = distinct(q, k, v)
     try:

@@ -10,12 +10,12 @@ from ._core import autocast
 from ._operators import rows_contiguous
 from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import require_dense, require_numbers
-from ._scores import NONE, Scores, prepare
+from ._scores import GIVEN, NONE, Scores, prepare, with_symbols
 from ._varlen import packed_inputs
 
 _OPTIONS = names_of_options(but=("block_table",))
 _OWN = ("dlse", "return_dbias", "return_dsinks")
-_SCORES = tuple(map(Options._fields.index, Scores._fields))
+_SCORES = tuple(map(Options._fields.index, GIVEN))
 
 
 def _given(function: str, own: tuple[str, ...], options: dict[str, Any], wanted: dict[str, bool]) -> Options:
@@ -107,6 +107,8 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     scores = prepare(q, k.shape[2 if bhsd else 1], given.dropout_p, *(given[i] for i in _SCORES))
     if all(x is None for x in scores):
         scores = NONE
+    if torch.compiler.is_compiling():
+        for_operator, scores = with_symbols(for_operator, scores)
     if given.dropout_p:
         for_operator += (given.dropout_p,)
     return _finish([dout, dlse, q, k, v, o, lse], for_operator, scores, None, given, wanted, of)

@@ -10,7 +10,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient
+from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -28,7 +28,7 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
 
 
 _OPTIONS = names_of_options(but=("cu_seqlens_q",))
-_SCORES = tuple(map(Options._fields.index, Scores._fields))
+_SCORES = tuple(map(Options._fields.index, GIVEN))
 
 
 def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
@@ -62,6 +62,8 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
     for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
                     0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
+    if torch.compiler.is_compiling():
+        for_operator, scores = with_symbols(for_operator, scores)
     return q, k, v, for_operator, scores, sequences
 
 
