@@ -7,9 +7,10 @@ from torch.autograd import forward_ad
 
 from . import _abi
 from ._core import autocast, results, run
+from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
-from ._refused import explained, require_dense, require_numbers
+from ._refused import explained, is_dtensor, require_dense, require_numbers
 from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
 
@@ -103,6 +104,9 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     except TypeError:
         taken("fattn.attention_varlen", _OPTIONS, ("cu_seqlens_q", "return_lse", "return_dropout_state"), options)  # says which it does not know
         raise
+    if type(q) is not torch.Tensor and is_dtensor(q):
+        return on_shards(attention_varlen, q, k, v, packed=True, cu_seqlens_q=cu_seqlens_q, return_lse=return_lse, return_dropout_state=return_dropout_state,
+                         **options)
     q, k, v, for_operator, scores, sequences = packed_inputs(q, k, v, cu_seqlens_q, given)
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
