@@ -193,6 +193,44 @@ def test_mha():
     close(cross(x, x_kv=other), cross.out_proj(reference(cross.Wq(x).unflatten(-1, (4, 8)), k, v)[0].float().flatten(2)))
 
 
+def convolved(x, convolution):
+    """Token by token: two before and its own, each channel by itself."""
+    padded = torch.nn.functional.pad(x, (0, 0, 2, 0))
+    weight = convolution.weight[:, 0]
+    return sum(padded[:, i : i + x.shape[1]] * weight[:, i] for i in range(3)) + convolution.bias
+
+
+@pytest.mark.parametrize("kind", ["equal heads", "grouped heads", "cross"])
+def test_mha_with_convolutions(kind):
+    torch.manual_seed(0)
+    (x,) = tensors((2, 6, 32))
+    kv_heads = 4 if kind == "equal heads" else 2
+    module = mha.MHA(32, 4, num_heads_kv=kv_heads, cross_attn=kind == "cross", dwconv=True, causal=True)
+    names = {"dwconv_qkv"} if kind == "equal heads" else {"dwconv_q", "dwconv_kv"}
+    assert {name.split(".")[0] for name in module.state_dict() if "dwconv" in name} == names
+    if kind == "cross":
+        q, kv = convolved(module.Wq(x), module.dwconv_q), convolved(module.Wkv(x), module.dwconv_kv)
+    elif kind == "grouped heads":
+        q, kv = module.Wqkv(x).split((32, 32), -1)
+        q, kv = convolved(q, module.dwconv_q), convolved(kv, module.dwconv_kv)
+    else:
+        q, kv = convolved(module.Wqkv(x), module.dwconv_qkv).split((32, 64), -1)
+    k, v = kv.unflatten(-1, (2, kv_heads, 8)).unbind(2)
+    wanted = module.out_proj(reference(q.unflatten(-1, (4, 8)), k, v, seen_by(6, 6, causal=True))[0].float().flatten(2))
+    close(module(x), wanted)
+    weight = next(y for name, y in module.named_parameters() if "dwconv" in name and name.endswith("weight"))
+    close(torch.autograd.grad(module(x).square().sum(), weight)[0], torch.autograd.grad(wanted.square().sum(), weight)[0], 1e-3)
+
+
+@pytest.mark.parametrize("subset", [torch.tensor([0, 4]), slice(0, 1)])
+def test_mha_of_some_queries(subset):
+    (x,) = tensors((2, 6, 32))
+    module = mha.MHA(32, 4, cross_attn=True)
+    got = module(x, mixer_subset=subset)
+    close(got, module(x)[:, subset])
+    close(got, module(x[:, subset], x_kv=x))
+
+
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_mha_decodes(per_sample):
     """Step by step with a cache as at once."""
@@ -210,9 +248,11 @@ def test_mha_decodes(per_sample):
 
 
 def test_what_is_refused():
-    with pytest.raises(NotImplementedError, match="dwconv is not computed by fattn"):
-        mha.MHA(32, 4, dwconv=True)
-    with pytest.raises(NotImplementedError, match="mixer_subset is not computed"):
-        mha.MHA(32, 4)(torch.ones(1, 2, 32), mixer_subset=torch.tensor([0]))
+    x, cu = torch.ones(1, 2, 32), torch.tensor([0, 2], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="dwconv beside cu_seqlens or inference_params is not computed by fattn: the convolution"):
+        mha.MHA(32, 4, dwconv=True)(x[0], cu_seqlens=cu, max_seqlen=2)
+    for given in ({"mixer_subset": torch.tensor([0])}, {"x_kv": x}):
+        with pytest.raises(ValueError, match="mixer_subset and x_kv are of a module with cross_attn=True"):
+            mha.MHA(32, 4)(x, **given)
     with pytest.raises(ValueError, match="embed_dim is 30, num_heads 4"):
         mha.MHA(30, 4)
