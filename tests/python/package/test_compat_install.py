@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import fattn  # noqa: E402
 from fattn import compat  # noqa: E402
 
-MODULES = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn.layers.rotary", "flash_attn.modules.mha", "flash_attn.cute",
+MODULES = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn.layers.rotary", "flash_attn.modules.mha", "flash_attn.utils.generation", "flash_attn.cute",
            "flash_attn.cute.interface", "flash_attn_interface", "xformers", "xformers.ops", "xformers.ops.fmha", "xformers.ops.fmha.attn_bias")
 DISTRIBUTIONS = ("flash-attn", "flash_attn", "flash-attn-3", "flash-attn-4", "xformers")
 

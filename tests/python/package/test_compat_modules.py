@@ -1,7 +1,5 @@
 """flash_attn's bert_padding, layers.rotary and modules.mha by fattn.compat."""
 
-import types
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +12,7 @@ try:
     from flash_attn import bert_padding
     from flash_attn.layers import rotary
     from flash_attn.modules import mha
+    from flash_attn.utils.generation import InferenceParams
 finally:
     compat.uninstall()
 
@@ -236,7 +235,7 @@ def test_mha_decodes(per_sample):
     """Step by step with a cache as at once."""
     (x,) = tensors((2, 6, 32))
     module = mha.MHA(32, 4, num_heads_kv=2, causal=True, rotary_emb_dim=8, layer_idx=3).eval()
-    state = types.SimpleNamespace(max_seqlen=8, max_batch_size=2, seqlen_offset=0, batch_size_offset=0, key_value_memory_dict={}, lengths_per_sample=None)
+    state = InferenceParams(max_seqlen=8, max_batch_size=2)
     with torch.no_grad():
         parts = []
         for begin, end in ((0, 3), (3, 4), (4, 6)):
@@ -245,6 +244,9 @@ def test_mha_decodes(per_sample):
             parts.append(module(x[:, begin:end], inference_params=state))
         close(torch.cat(parts, 1), module(x))
     assert state.key_value_memory_dict[3].shape == (2, 8, 2, 2, 8)
+    state.reset(max_seqlen=6, max_batch_size=1)
+    assert (state.max_seqlen, state.max_batch_size, state.seqlen_offset) == (6, 1, 0) and 3 in state.key_value_memory_dict
+    assert state.lengths_per_sample is None or not state.lengths_per_sample.any()
 
 
 def test_what_is_refused():

@@ -189,6 +189,22 @@ def test_keys_in_pages_from_a_row_on(kind, starts):
         fmha.memory_efficient_attention_backward(o, o, lse, q, k, v, bias)
 
 
+@pytest.mark.parametrize("scaling", [None, torch.tensor([1.0, 2.0, 0.5])])
+def test_rows_of_nested_batches(scaling):
+    """What DINOv2 calls around attention."""
+    x, y, source = tensors((4, 2, 3), (3, 5, 3), (2, 2, 3), requires_grad=True)
+    rows = torch.tensor([3, 1])
+    assert torch.equal(xops.index_select_cat([x.flatten(1), y.flatten(1)], [rows, torch.tensor([0])]), torch.cat([x[rows].flatten(), y[0].flatten()]))
+    wanted = x.detach().clone()
+    wanted[rows] += 0.5 * source.detach() * (1 if scaling is None else scaling)
+    got = xops.scaled_index_add(x, rows, source, scaling, alpha=0.5)
+    close(got, wanted)
+    assert torch.autograd.grad(got.sum(), source)[0].sum() == pytest.approx(6.0 if scaling is None else 7.0)
+    place = x.detach().clone()
+    assert xops.scaled_index_add(place, rows, source.detach(), scaling, alpha=0.5) is place
+    close(place, wanted)
+
+
 def test_dropout():
     q, k, v = tensors((1, 64, 2, 8), (1, 64, 2, 8), (1, 64, 2, 8))
     torch.manual_seed(0)

@@ -5,6 +5,8 @@ from fattn.compat._kvcache import with_kvcache as _with_kvcache
 from fattn.compat._sequences import attention_of
 from fattn.compat._weights import with_weights, with_weights_varlen
 
+from ._passes import _flash_attn_backward, _flash_attn_forward, _flash_attn_varlen_backward, _flash_attn_varlen_forward  # noqa: F401, private names that programs call
+
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
            "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
