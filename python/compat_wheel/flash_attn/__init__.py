@@ -28,9 +28,9 @@ except ModuleNotFoundError as _error:
     raise ImportError("flash_attn is here by flash-attn-fattn, which needs fattn with fattn.compat; it is not installed: pip install fattn") from _error
 
 __path__ = [str(_folder / "flash_attn")]  # the modules below are those that fattn.compat.install() has found
-from flash_attn.flash_attn_interface import *  # noqa: E402, F403
-from flash_attn.flash_attn_interface import __all__  # noqa: E402, F401
-
 from fattn.compat._peers import version_of as _version_of  # noqa: E402
+from flash_attn import flash_attn_interface as _functions  # noqa: E402
 
+__all__ = list(_functions.__all__)
+globals().update({name: getattr(_functions, name) for name in __all__})
 __version__ = _version_of("flash-attn")
