@@ -13,6 +13,8 @@ Attention on torch tensors, with gradients, in torch.compile and autocast:
     attention_qkvpacked, attention_kvpacked
                           the same on views of one tensor
     with_kvcache          decoding with a cache that grows
+    attention_backward, attention_varlen_backward
+                          the backward pass by itself, from o and lse
     rotary                rotary position embeddings
     merge                 results over parts of the keys to one
     cascade               sequences that begin with the same keys
@@ -58,6 +60,7 @@ from ._support import Support, support
 
 if TYPE_CHECKING:
     from ._attention import attention
+    from ._backward import attention_backward, attention_varlen_backward
     from ._cascade import cascade
     from ._doctor import doctor
     from ._kvcache import with_kvcache
@@ -67,13 +70,13 @@ if TYPE_CHECKING:
     from ._varlen import attention_varlen
     from ._weights import largest_logits, weights
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "cascade", "doctor", "info", "largest_logits", "merge",
-           "plan", "rotary", "set_check", "support", "warmup", "weights", "with_kvcache"]
+__all__ = ["Plan", "Support", "attention", "attention_backward", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "attention_varlen_backward",
+           "cascade", "doctor", "info", "largest_logits", "merge", "plan", "rotary", "set_check", "support", "warmup", "weights", "with_kvcache"]
 __version__ = _version()
 
-_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen",
-             "cascade": "_cascade", "doctor": "_doctor", "largest_logits": "_weights", "merge": "_merge", "rotary": "_rotary", "weights": "_weights",
-             "with_kvcache": "_kvcache"}
+_OF_TORCH = {"attention": "_attention", "attention_backward": "_backward", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed",
+             "attention_varlen": "_varlen", "attention_varlen_backward": "_backward", "cascade": "_cascade", "doctor": "_doctor", "largest_logits": "_weights",
+             "merge": "_merge", "rotary": "_rotary", "weights": "_weights", "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:
