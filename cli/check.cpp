@@ -207,9 +207,10 @@ int check_cases(const CheckFlags& flags) {
             {"environment", measure::environment()},
             {"cases", results}};
   };
-  const std::string where = fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}{}", flags.target.device, flags.target.backend,
-                                        flags.target.algorithm, flags.target.isa, target.deterministic ? ", deterministic" : "", target.batch_invariant ? ", batch invariant" : "",
-                                        target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
+  const std::string where =
+      fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}{}", flags.target.device, flags.target.backend, flags.target.algorithm,
+                  flags.target.isa, target.deterministic ? ", deterministic" : "", target.batch_invariant ? ", batch invariant" : "",
+                  target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
   out.say(fmt::format("{} case{} on {}", cases.size(), cases.size() == 1 ? "" : "s", where), 2);
   const auto start = std::chrono::steady_clock::now();
   {

@@ -27,7 +27,8 @@ const std::string kOptionsSchema =
     "softcap=0., "
     "int backend=0, int algorithm=0";
 // The last two stand for softmax_scale and softcap where compiled code has them as symbols, which a float of a schema cannot be.
-const std::string kScoresSchema = ", float p_dropout=0., bool fp32_outputs=False, bool batch_invariant=False" + Scores::schema(false) + ", Tensor? softmax_scale_at=None, Tensor? softcap_at=None";
+const std::string kScoresSchema = ", float p_dropout=0., bool fp32_outputs=False, bool batch_invariant=False" + Scores::schema(false) +
+                                  ", Tensor? softmax_scale_at=None, Tensor? softcap_at=None";
 const std::string kPackedSchema = Scores::schema(true) + ", SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {

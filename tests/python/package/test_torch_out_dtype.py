@@ -106,6 +106,22 @@ def test_backward_operators(device, dtype, varlen):
             assert torch.equal(x, y) or device == "cuda"
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+def test_attention_backward(device, varlen):
+    q, k, v, dout = inputs(torch.bfloat16, device)
+    options = {"causal": True}
+    if varlen:
+        q, k, v, dout = (x.flatten(0, 1) for x in (q, k, v, dout))
+        options |= {f"cu_seqlens_{x}": torch.tensor([0, n, 2 * n], device=device) for x, n in (("q", SEQLEN_Q), ("k", SEQLEN_K))}
+    o, lse = fattn.attention(q, k, v, return_lse=True, **options)
+    wide = fattn.attention_backward(dout, q, k, v, o, lse, out_dtype=torch.float32, **options)
+    usual = fattn.attention_backward(dout, q, k, v, o, lse, **options)
+    wanted = exact(*inputs(torch.bfloat16, device), causal=True)[1:]
+    for x, y, exactly in zip(wide, usual, wanted):
+        assert (x.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+        assert error(x.reshape(exactly.shape), exactly) < error(y.reshape(exactly.shape), exactly)
+
+
 def test_compile(device):
     q, k, v, dout = inputs(torch.bfloat16, device)
     leaves = [x.requires_grad_() for x in (q, k, v)]

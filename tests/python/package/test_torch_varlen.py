@@ -104,7 +104,7 @@ def test_dropout_and_sinks():
 def test_opcheck():
     q, k, v = packed(torch.float32, False)
     options = everything(torch.float32)
-    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4), None)
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4), None, None, None)
     arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, False, False, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
     torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
     o, lse = _operators.forward_varlen(q, k, v, *arguments)
