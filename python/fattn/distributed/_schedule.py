@@ -1,0 +1,122 @@
+"""The schedule of the C ABI (fattn_ring_create) as Python's: the one place that says who holds, sends and computes what."""
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+from .. import _abi
+from .._abi_structs import RingBlock, RingHop, RingProblem, RingRange, RingSchedule
+from .._options import choose
+
+LAYOUTS = {"contiguous": 0, "zigzag": 1}
+Ranges = tuple[tuple[int, int], ...]  # (first, count)
+
+
+class Block(NamedTuple):
+    """As fattn_ring_block, but `q_position` and `sequence`."""
+
+    q_row: int
+    q_rows: int
+    k_row: int
+    k_rows: int
+    k_position: int
+    window: tuple[int, int]
+    distance: int
+    side: int
+    merges: bool  # with rows that an earlier block has written
+
+
+class Hop(NamedTuple):
+    send_to: int
+    receive_from: int
+    sent: Ranges
+    received: Ranges
+    rows_sent: int
+    rows_received: int
+    blocks: tuple[Block, ...]
+
+
+class Schedule(NamedTuple):
+    rows_q: int
+    rows_k: int
+    held_q: Ranges
+    held_k: Ranges
+    hops: tuple[Hop, ...]
+
+
+class Problem(NamedTuple):
+    """What a schedule follows from, but the rank."""
+
+    nranks: int
+    layout: str
+    seqlen_q: int
+    seqlen_k: int
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    cu_seqlens_q: tuple[int, ...] | None = None
+    cu_seqlens_k: tuple[int, ...] | None = None
+    gathered: bool = False
+    has_alibi: bool = False
+    keep_positions: bool = False
+
+
+def _described(problem: Problem, rank: int) -> RingProblem:
+    to = RingProblem()
+    to.layout, to.nranks, to.rank = choose("layout", problem.layout, LAYOUTS), problem.nranks, rank
+    to.causal, to.gathered, to.has_alibi, to.keep_positions = problem.causal, problem.gathered, problem.has_alibi, problem.keep_positions
+    to.seqlen_q, to.seqlen_k = problem.seqlen_q, problem.seqlen_k
+    to.has_window = problem.window != (-1, -1)
+    to.window_left, to.window_right = problem.window
+    return to
+
+
+def _bounds(bounds: tuple[int, ...]) -> ctypes.Array:
+    return (ctypes.c_int64 * len(bounds))(*bounds)
+
+
+def _take(pointer: int, kind: type, first: int, count: int) -> list:
+    return ctypes.cast(pointer, ctypes.POINTER(kind))[first : first + count] if count else []
+
+
+def _ranges(pointer: int, first: int, count: int) -> Ranges:
+    return tuple((x.first, x.count) for x in _take(pointer, RingRange, first, count))
+
+
+def _blocks(found: list) -> list[Block]:
+    blocks: list[Block] = []
+    for b in found:
+        merges = any(x.q_row < b.q_row + b.q_rows and b.q_row < x.q_row + x.q_rows for x in blocks)
+        blocks.append(Block(b.q_row, b.q_rows, b.k_row, b.k_rows, b.k_position, (b.window_left, b.window_right), b.distance, b.side, merges))
+    return blocks
+
+
+def _read(schedule: RingSchedule) -> Schedule:
+    hops, sent, received, at = [], 0, 0, 0
+    blocks = _blocks(_take(schedule.blocks, RingBlock, 0, schedule.nblocks))
+    for hop in _take(schedule.hops, RingHop, 0, schedule.nhops):
+        hops.append(Hop(hop.send_to, hop.receive_from, _ranges(schedule.sent, sent, hop.nsent), _ranges(schedule.received, received, hop.nreceived),
+                        hop.rows_sent, hop.rows_received, tuple(blocks[at : at + hop.nblocks])))
+        sent, received, at = sent + hop.nsent, received + hop.nreceived, at + hop.nblocks
+    return Schedule(schedule.rows_q, schedule.rows_k, _ranges(schedule.held_q, 0, schedule.nheld_q), _ranges(schedule.held_k, 0, schedule.nheld_k), tuple(hops))
+
+
+@functools.lru_cache(maxsize=256)
+def schedule_of(problem: Problem, rank: int) -> Schedule:
+    described = _described(problem, rank)
+    if problem.cu_seqlens_q is not None and problem.cu_seqlens_k is not None:
+        q, k = _bounds(problem.cu_seqlens_q), _bounds(problem.cu_seqlens_k)  # live until the call is over
+        described.nsequences = len(problem.cu_seqlens_q) - 1
+        described.cu_seqlens_q, described.cu_seqlens_k = ctypes.addressof(q), ctypes.addressof(k)
+    ring = ctypes.c_void_p()
+    _abi.check(_abi.library.fattn_ring_create(ctypes.byref(described), ctypes.byref(ring)))
+    try:
+        schedule = RingSchedule()
+        _abi.check(_abi.library.fattn_ring_query(ring, ctypes.byref(schedule)))
+        return _read(schedule)
+    finally:
+        _abi.library.fattn_ring_destroy(ring)
+
+
+def held(nranks: int, layout: str, length: int, rank: int) -> Ranges:
+    """The positions of a rank's rows, in the order of the rows."""
+    return schedule_of(Problem(nranks, layout, length, 0), rank).held_q
