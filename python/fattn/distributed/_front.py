@@ -118,14 +118,18 @@ def _taken(q, k, v, packed: bool, alibi_slopes, bias, mask, document_q, document
     return Tensors(q, k, v, alibi_slopes, bias, _pairs("mask", mask, q, packed), document_q, document_k, sinks)
 
 
+def _digest(bounds: tuple[int, ...] | None) -> str | None:
+    """They may be many."""
+    return None if bounds is None else f"{len(bounds)} numbers, crc32 {zlib.crc32(repr(bounds).encode()):08x}"
+
+
 def _signature(given: Given) -> dict[str, Any]:
     """What all ranks must have the same of."""
     t = given.tensors
-    digest = lambda x: None if x is None else f"{len(x)} numbers, crc32 {zlib.crc32(repr(x).encode()):08x}"  # noqa: E731
     there = [name for name in ("slopes", "bias", "mask", "document_q", "sinks") if getattr(t, name) is not None]
     return {"method": given.method, "layout": given.layout, "dtype": str(t.q.dtype), "device": t.q.device.type, "batch": t.q.shape[0], "nheads": t.q.shape[2],
             "nheads_k": t.k.shape[2], "headdim": t.q.shape[3], "headdim_v": t.v.shape[3], "packed": given.packed,
-            "cu_seqlens_q": digest(given.cu_seqlens_q), "cu_seqlens_k": digest(given.cu_seqlens_k), "causal": given.causal, "window": list(given.window),
+            "cu_seqlens_q": _digest(given.cu_seqlens_q), "cu_seqlens_k": _digest(given.cu_seqlens_k), "causal": given.causal, "window": list(given.window),
             "softmax_scale": given.softmax_scale, "softcap": given.softcap, "dropout_p": given.dropout_p,
             "dropout_state": given.dropout_state.tolist() if given.dropout_p and given.dropout_state is not None else None,
             "tensors that are given": there, "gradients": torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t),
@@ -146,12 +150,12 @@ def _lengths(ranks: Ranks, given: Given, said: list[dict[str, Any]] | None, seql
         for name, length, stated in (("seqlen_q", lengths[0], seqlen_q), ("seqlen_k", lengths[1], seqlen_k)):
             if stated is not None and stated != length:
                 raise ValueError(f"{name} is {stated}; all ranks together hold {length} rows of {name[-1]}")
-    for rank, held_rows in rows.items():
-        for name, length, have in zip("qk", lengths, held_rows):
-            wanted = sum(count for _, count in held(ranks.count, given.layout, length, rank))
-            if have != wanted:
-                raise ValueError(f"{name} has {have} rows on {ranks.name(rank)}; of {length} positions over {ranks.count} ranks it holds {wanted} in layout {given.layout!r}. "
-                                 "fattn.distributed.shard gives each rank its rows")
+    for i, (name, length) in enumerate(zip("qk", lengths)):
+        wanted = {rank: sum(count for _, count in held(ranks.count, given.layout, length, rank)) for rank in rows}
+        wrong = [rank for rank, have in rows.items() if have[i] != wanted[rank]]
+        if wrong:
+            raise ValueError(f"{name} has {', '.join(str(have[i]) for have in rows.values())} rows on {ranks.names(list(rows))}; {length} positions over {ranks.count} ranks in "
+                             f"layout {given.layout!r} are {', '.join(map(str, wanted.values()))}. fattn.distributed.shard gives each rank its rows")
     for name, x in (("bias", t.bias), ("mask", t.mask)):
         if x is not None and x.shape[3] != lengths[1]:
             raise ValueError(f"{name} has {x.shape[3]} columns; all ranks together hold {lengths[1]} keys, and a column is wanted for each")

@@ -110,11 +110,13 @@ def exchange_heads(ranks: Ranks, given: Any, lengths: tuple[int, int], timeout: 
     begin = ranks.rank * each
     options = {"causal": given.causal, "softmax_scale": given.softmax_scale, "window": given.window, "softcap": given.softcap, "deterministic": given.deterministic,
                "backend": given.backend, "algorithm": given.algorithm, "return_lse": True, **_of_heads(given, begin, each, t.q.shape[2])}
+    attend = attention
     if given.packed:
         bounds = {f"cu_seqlens_{x}": torch.tensor(getattr(given, f"cu_seqlens_{x}"), dtype=torch.int32, device=q.device) for x in "qk"}
-        attend = lambda q, k, v, **more: tuple(x.unsqueeze(0) for x in attention_varlen(q[0], k[0], v[0], **bounds, **more))  # noqa: E731
-    else:
-        attend = attention
+
+        def attend(q, k, v, **more):
+            return tuple(x.unsqueeze(0) for x in attention_varlen(q[0], k[0], v[0], **bounds, **more))
+
     o, lse = _with_dropout(attend, q, k, v, given, begin, t.q.shape[2], options) if given.dropout_p else attend(q, k, v, **options)
     o = _Exchanged.apply(o, _to_rows, _to_heads, *of_q)
     lse = _Exchanged.apply(lse.transpose(1, 2).unsqueeze(3), _to_rows, _to_heads, *of_q)

@@ -79,9 +79,10 @@ class Ranks:
             while len(silent) > 1 and time.monotonic() < deadline:
                 time.sleep(0.05)
                 silent = self._silent()
+            blamed = silent or [peer]
+            self._told(blamed, f"told/{self.phase}")
         except distributed.DistNetworkError:
             return self._without_store()
-        blamed = silent or [peer]
         return RuntimeError(f"{self.names(blamed)} stopped answering inside of a call of fattn.distributed that {self.name(self.rank)} is in too. The process has ended, or it "
                             f"hangs, or needs more than timeout = {timeout:g} seconds for its part; look at its log, and start all ranks again. {self.name(self.rank)} "
                             f"noticed it at {self.name(peer)}: {error}")
@@ -97,11 +98,20 @@ class Ranks:
                 silent.append(rank)
         return silent
 
+    def _told(self, blamed: list[int], key: str) -> None:
+        """Rank 0 of all, which mostly holds the store, raises when the others know who it was: with it the store ends."""
+        self._store.set(f"{key}/{self.rank}", "")
+        others = [f"{key}/{rank}" for rank in range(self.count) if rank not in blamed]
+        deadline = time.monotonic() + 2 * GRACE
+        while self.peer(self.rank) == 0 and not self._store.check(others) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def _raise_absent(self, keys: list[str], timeout: float) -> None:
         absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         stuck = [rank for rank in absent if self._store.check([f"stuck/{self.phase}/{rank}"])]
         blamed = [rank for rank in absent if rank not in stuck] or absent
         if blamed:
+            self._told(blamed, f"told/call/{self._calls}")
             raise RuntimeError(f"{self.names(blamed)} did not call fattn.distributed within timeout = {timeout:g} seconds after {self.name(self.rank)} did. Every rank of the group "
                                "must make the same calls in the same order; the process has ended, hangs, or does something else. Look at its log")
 

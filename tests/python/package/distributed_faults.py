@@ -25,8 +25,8 @@ def mismatch(rank: int, name: str) -> str:
         "window": lambda: fd.ring_attention(q, k, v, window=(3, 0) if wrong else (4, 0)),
         "headdim_v": lambda: fd.ring_attention(q, k, v[..., :4] if wrong else v),
         "cu_seqlens_q": lambda: fd.ring_attention(q[0], k[0], v[0], cu_seqlens_q=[0, 5 + wrong, 12]),
-        "rows": lambda: fd.ring_attention(*(x[:, :4] if wrong else x for x in (q, k, v))),
-        "gradients": lambda: fd.ring_attention(q.requires_grad_(wrong), k, v),
+        "rows": lambda: fd.ring_attention(*(x[:, :5] if wrong else x for x in (q, k, v))),
+        "gradients": lambda: fd.ring_attention(q.clone().requires_grad_(wrong), k, v),
         "wrong": lambda: fd.ring_attention(q, k[:, :2] if wrong else k, v),
         "sinks": lambda: fd.ring_attention(q, k, v, sinks=torch.zeros(2) if wrong else None),
         "unsupported": lambda: fd.ring_attention(q, k, v, dropout_p=0.5 if wrong else 0),
@@ -53,6 +53,7 @@ def end_inside(rank: int, culprit: int, how: str, backward: bool, timeout: float
             original(self, ranks, *arguments)
 
         _transfer.Transfer.__init__ = init
+    distributed.barrier()
     start = time.monotonic()
     try:
         fd.ring_attention(q.requires_grad_(), k, v, timeout=timeout).sum().backward()
@@ -64,7 +65,7 @@ def end_inside(rank: int, culprit: int, how: str, backward: bool, timeout: float
 
 def does_not_call(rank: int, culprit: int, timeout: float) -> tuple[str, float]:
     q, k, v = _rows(rank)
-    fd.ring_attention(q, k, v, timeout=timeout)
+    fd.ring_attention(q, k, v)
     if rank == culprit:
         time.sleep(3600)
     start = time.monotonic()

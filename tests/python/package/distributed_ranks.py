@@ -20,8 +20,11 @@ def _rank(rank: int, nranks: int, port: int, function, arguments: tuple, results
     import torch
 
     torch.set_num_threads(1)
+    # As torchrun says it to a program.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(nranks), RANK=str(rank), LOCAL_RANK=str(rank))
     try:
-        distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=nranks)
+        if not getattr(function, "makes_group", False):
+            distributed.init_process_group("gloo")
         results.put((rank, function(rank, *arguments)))
     except BaseException:  # the test prints it
         results.put((rank, f"FAILED: {traceback.format_exc()}"))
@@ -35,7 +38,7 @@ def _rank(rank: int, nranks: int, port: int, function, arguments: tuple, results
 
 def start(nranks: int, function, *arguments) -> tuple[list, object]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "fattn.distributed"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "fattn.distributed"])  # optimizers import dynamo
     results, port = context.Queue(), free_port()
     processes = [context.Process(target=_rank, args=(rank, nranks, port, function, arguments, results)) for rank in range(nranks)]
     for process in processes:

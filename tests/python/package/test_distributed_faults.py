@@ -8,6 +8,7 @@ if not distributed.is_available() or not distributed.is_gloo_available():
 
 import distributed_faults as faults
 from distributed_ranks import gather, run_ranks, start
+from fattn.distributed._ranks import GRACE
 
 MISMATCHES = {
     "causal": "ValueError: causal is True on rank 1 and False on rank 0; all ranks must call fattn.distributed.ring_attention with the same",
@@ -15,7 +16,7 @@ MISMATCHES = {
     "window": "ValueError: window is [3, 0] on rank 1 and [4, 0] on rank 0",
     "headdim_v": "ValueError: headdim_v is 4 on rank 1 and 8 on rank 0",
     "cu_seqlens_q": "ValueError: cu_seqlens_q is '3 numbers, crc32",
-    "rows": "ValueError: q has 4 rows on rank 1; of 16 positions over 3 ranks it holds",
+    "rows": "ValueError: q has 6, 5, 6 rows on rank 0 and rank 1 and rank 2; 17 positions over 3 ranks in layout 'zigzag' are 5, 6, 6. ",
     "gradients": "ValueError: gradients is True on rank 1 and False on rank 0",
     "wrong": "k (1, 2, 2, 8), v (1, 6, 2, 8); allowed: one batch, k and v of the same rows and heads",
     "sinks": "ValueError: tensors that are given is ['sinks'] on rank 1 and [] on rank 0",
@@ -51,4 +52,4 @@ def test_culprit_is_named_on_every_other_rank(function, arguments):
     for rank in others:
         text, seconds = found[rank]
         assert text.startswith(f"rank {culprit} "), f"rank {rank}: {text}"
-        assert seconds < 30 * timeout / 25 + 5, f"rank {rank} took {seconds} s"
+        assert seconds < timeout + GRACE + 10, f"rank {rank} took {seconds} s"  # without load it is timeout and what GRACE says at most
