@@ -4,7 +4,7 @@ import torch
 
 from .._autograd import _run_backward, run_forward
 from .._operators import OPTIONS
-from .._scores import NONE, Scores
+from .._scores import NONE, Scores, Sequences
 from ._schedule import Block
 
 WINDOW = 4  # where window_left is in the operators' options
@@ -20,17 +20,18 @@ def _widened(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     return tuple(x.float() if x is not None and x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16) else x for x in tensors)
 
 
-def compute_forward(q, k, v, options: tuple, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_forward(q, k, v, options: tuple, scores: Scores, sequences: Sequences | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """o, in the accumulator's dtype where it can be, and lse."""
     bias, = _widened(scores.bias)
-    return run_forward(*_widened(q, k, v), options, scores._replace(bias=bias))
+    return run_forward(*_widened(q, k, v), options, scores._replace(bias=bias), sequences)
 
 
-def compute_backward(dout, dlse, q, k, v, o, lse, options: tuple, scores: Scores, wants_dbias: bool) -> tuple[torch.Tensor, ...]:
+def compute_backward(dout, dlse, q, k, v, o, lse, options: tuple, scores: Scores, wants_dbias: bool,
+                     sequences: Sequences | None = None) -> tuple[torch.Tensor, ...]:
     """dq, dk, dv, and dbias if it is wanted."""
     bias, = _widened(scores.bias)
     dout, q, k, v, o = _widened(dout, q, k, v, o)
-    return _run_backward(dout, dlse, q, k, v, o, lse, scores._replace(bias=bias), None, options, (True, False) if wants_dbias else ())
+    return _run_backward(dout, dlse, q, k, v, o, lse, scores._replace(bias=bias), sequences, options, (True, False) if wants_dbias else ())
 
 
 class Inputs:
@@ -44,8 +45,8 @@ class Inputs:
         self.document_q = document_q
         self.kind = kind
 
-    def options_of(self, block: Block) -> tuple:
-        return (*self.options[:WINDOW], *block.window, *self.options[WINDOW + 2 :])
+    def options_of(self, window: tuple[int, int]) -> tuple:
+        return (*self.options[:WINDOW], *window, *self.options[WINDOW + 2 :])
 
     def scores_of(self, block: Block, document_k: torch.Tensor | None) -> Scores:
         """`document_k` of the block's keys. Behind ALiBi's diagonal the distance of a pair is a number of the query less one of the key: the one cancels in
@@ -90,7 +91,7 @@ def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> None
     """Computes a block and merges it into o and lse of all rows."""
     rows, keys = slice(block.q_row, block.q_row + block.q_rows), slice(block.k_row, block.k_row + block.k_rows)
     scores = inputs.scores_of(block, None if document_k is None else document_k[:, keys])
-    o_part, lse_part = compute_forward(q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block), scores)
+    o_part, lse_part = compute_forward(q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block.window), scores)
     terms = inputs.row_terms(block)
     if terms is not None:
         lse_part = (lse_part - terms).to(lse.dtype)
@@ -116,7 +117,7 @@ def add_gradients(inputs: Inputs, block: Block, dout, dlse, q, k, v, document_k,
     terms = inputs.row_terms(block)
     lse_of_block = lse[:, :, rows] if terms is None else (lse[:, :, rows] + terms).to(lse.dtype)
     gradients = compute_backward(dout[:, rows], None if dlse is None else dlse[:, :, rows], q[:, rows], k[:, keys], v[:, keys], o[:, rows], lse_of_block,
-                                 inputs.options_of(block), scores, to.dbias is not None)
+                                 inputs.options_of(block.window), scores, to.dbias is not None)
     to.dq[:, rows] += gradients[0]
     dk[:, keys] += gradients[1]
     dv[:, keys] += gradients[2]

@@ -285,6 +285,7 @@ def ring_attention(
     given, said = _agree(ranks, arguments, timeout, check)
     lengths = _lengths(ranks, given, said, seqlen_q, seqlen_k)
     problem = _problem(ranks, given, lengths)
+    ranks.connect(given.tensors.q.device)
     if method == "ulysses":
         o, lse = exchange_heads(ranks, given, lengths, timeout)
     else:

@@ -7,6 +7,7 @@ import time
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
@@ -26,6 +27,7 @@ class Ranks:
         self.rank, self.count = distributed.get_rank(group), distributed.get_world_size(group)
         self._store = distributed.PrefixStore("fattn", distributed_c10d._get_process_group_store(group))
         self._calls = self.phase = 0
+        self._connected = False
 
     def peer(self, rank: int) -> int:
         """As point-to-point functions count."""
@@ -58,6 +60,12 @@ class Ranks:
         except distributed.DistNetworkError as error:
             raise self._without_store() from error
         return [json.loads(x) for x in said]
+
+    def connect(self, device: torch.device) -> None:
+        """NCCL makes its communicator in the first call, which all ranks must be in; in a hop some may have nothing to send."""
+        if device.type == "cuda" and not self._connected:
+            distributed.all_reduce(torch.zeros(1, device=device), group=self.group)
+            self._connected = True
 
     def begin(self) -> None:
         """Of a forward or backward pass."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._blocks import Gradients, Inputs, accumulator, add_block, add_gradients, gradient_of_sinks, join_sinks
+from ._groups import add_group, add_group_gradients
 from ._ranks import Ranks
 from ._schedule import Hop, Schedule
 from ._transfer import Transfer, add_rows, put_rows, rows_of
@@ -102,6 +103,8 @@ def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         k, v, document_k = _key_documents(keys)
         for block in hop.blocks:
             add_block(inputs, block, q, k, v, document_k, o, lse)
+        for group in hop.groups:
+            add_group(inputs, group, q, k, v, document_k, o, lse)
     if tensors.sinks is not None:
         join_sinks(tensors.sinks, o[:, : plan.rows_of_sequences], lse[:, :, : plan.rows_of_sequences])
     plan.ranks.end()
@@ -145,6 +148,8 @@ def backward(plan: Plan, tensors: Tensors, o, lse, dout, dlse, wants_dbias: bool
         here = of_keys.own if not plan.gathered and hop is hops[0] else [torch.zeros_like(x, dtype=to.dq.dtype) for x in (k_here, v_here)]
         for block in hop.blocks:
             add_gradients(inputs, block, dout, dlse, q, k_here, v_here, document_k, o, lse, to, *here)
+        for group in hop.groups:
+            add_group_gradients(inputs, group, dout, dlse, q, k_here, v_here, document_k, o, lse, to, *here)
         if plan.gathered:
             for x, part in zip(of_keys.own, here):
                 x += rows_of(part, plan.schedule.held_k) if plan.schedule.held_k else 0

@@ -33,7 +33,8 @@ class Hop(NamedTuple):
     received: Ranges
     rows_sent: int
     rows_received: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # each a call
+    groups: tuple[tuple[Block, ...], ...]  # of packed sequences, after them: blocks that one call computes
 
 
 class Schedule(NamedTuple):
@@ -90,12 +91,30 @@ def _blocks(found: list) -> list[Block]:
     return blocks
 
 
-def _read(schedule: RingSchedule) -> Schedule:
+def _grouped(blocks: list[Block]) -> tuple[tuple[Block, ...], tuple[tuple[Block, ...], ...]]:
+    """Blocks of one window, whose rows are in no other of the group, are packed sequences of one call; those that remain alone."""
+    groups: list[list[Block]] = []
+    open_groups: dict[tuple[int, int], list[Block]] = {}
+    for block in blocks:
+        group = open_groups.get(block.window)
+        if block.side != 0:
+            groups.append([block])
+        elif group and group[-1].q_row + group[-1].q_rows <= block.q_row and group[-1].k_row + group[-1].k_rows <= block.k_row:
+            group.append(block)
+        else:
+            groups.append([block])
+            open_groups[block.window] = groups[-1]
+    return tuple(x[0] for x in groups if len(x) == 1), tuple(tuple(x) for x in groups if len(x) > 1)
+
+
+def _read(schedule: RingSchedule, packed: bool) -> Schedule:
     hops, sent, received, at = [], 0, 0, 0
     blocks = _blocks(_take(schedule.blocks, RingBlock, 0, schedule.nblocks))
     for hop in _take(schedule.hops, RingHop, 0, schedule.nhops):
+        mine = blocks[at : at + hop.nblocks]
+        alone, groups = _grouped(mine) if packed else (tuple(mine), ())
         hops.append(Hop(hop.send_to, hop.receive_from, _ranges(schedule.sent, sent, hop.nsent), _ranges(schedule.received, received, hop.nreceived),
-                        hop.rows_sent, hop.rows_received, tuple(blocks[at : at + hop.nblocks])))
+                        hop.rows_sent, hop.rows_received, alone, groups))
         sent, received, at = sent + hop.nsent, received + hop.nreceived, at + hop.nblocks
     return Schedule(schedule.rows_q, schedule.rows_k, _ranges(schedule.held_q, 0, schedule.nheld_q), _ranges(schedule.held_k, 0, schedule.nheld_k), tuple(hops))
 
@@ -112,7 +131,7 @@ def schedule_of(problem: Problem, rank: int) -> Schedule:
     try:
         schedule = RingSchedule()
         _abi.check(_abi.library.fattn_ring_query(ring, ctypes.byref(schedule)))
-        return _read(schedule)
+        return _read(schedule, problem.cu_seqlens_q is not None)
     finally:
         _abi.library.fattn_ring_destroy(ring)
 
