@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import json
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -144,6 +146,27 @@ def test_needs_a_group():
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match="torch.distributed is not initialized; call torch.distributed.init_process_group"):
         fd.ring_attention(x, x, x)
+
+
+def command(rank: int, *arguments: str) -> tuple[int, str]:
+    from fattn.distributed.__main__ import main
+
+    sys.argv = ["fattn.distributed", *arguments, "--device", "cpu", "--nheads", "4", "--nheads-k", "2", "--headdim", "16", "--seconds", "0.01"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        return main(), printed.getvalue()
+
+
+command.makes_group = True
+
+
+def test_check_and_bench():
+    (code, printed), (other_code, nothing) = run_ranks(2, command, "check", "--rows", "40")
+    record = json.loads(printed)
+    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 18
+    assert all(0 <= error < 1e-5 for problem in record["problems"] for error in problem["errors"].values())
+    record = json.loads(run_ranks(2, command, "bench", "--rows", "64")[0][1])
+    assert record["ranks"] == 2 and all(0 < record[name]["tflops_a_rank"] and 0 < record[name]["share"] for name in ("forward", "forward_backward"))
 
 
 def losses(rank: int, loop: str) -> list[float]:
