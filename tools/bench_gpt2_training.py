@@ -7,7 +7,7 @@ Losses of every step are compared, and tokens/s.
     tools/bench_gpt2_training.py --device cuda --steps 40 --torch --json race.json
 
 On a GPU: 32x1024, 4x8192 and 1x32768 of a GPT-2 with random weights in bf16, on made-up text, beside the GPU's own product of matrices
-(build/tests/time_matmul); with --torch beside transformers, sdpa, compiled. With --table each algorithm of attention at each length, in the memory given.
+(build/tests/time_matmul); with --torch beside transformers, sdpa, compiled; with --ranks N also N processes, each with a GPU. With --table each algorithm of attention at each length, in the memory given.
 
     tools/bench_gpt2_training.py --device cuda --table --preset gpt2-medium --batch 4 --memory-limit 24GiB --steps 10 --json table.json
 
@@ -83,6 +83,7 @@ def main() -> int:
     parser.add_argument("--seqlens", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="with --table")
     parser.add_argument("--algorithms", nargs="+", default=list(gpt2_training_table.ALGORITHMS), help="with --table; others are compared with the first")
     parser.add_argument("--memory-limit", default="0", help="with --table, e.g. 24GiB")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="on N GPUs: also N processes together, their rate and their losses beside one's")
     parser.add_argument("--torch", action="store_true", help="on a GPU: transformers, too")
     parser.add_argument("--matmul", default=str(ROOT / "build" / "tests" / "time_matmul"), help="on a GPU: that program")
     parser.add_argument("--layers", type=int, default=4)

@@ -1,6 +1,7 @@
 """tokens/s of training a GPT-2 on a GPU, beside the GPU's own product of matrices and beside transformers: what bench_gpt2_training.py --device cuda does."""
 import functools
 import json
+import os
 import pathlib
 import random
 import statistics
@@ -87,6 +88,38 @@ def write_record(args, rows: list, kind: str, more: dict) -> None:
     compact_records.write(args.json, {kind: 1, "environment": environment, "preset": args.preset, "dtype": "bf16", **more, "rows": rows})
 
 
+def train(args, folder: pathlib.Path, name: str, sequences: int, seqlen: int, ranks: int = 1, accumulate: int = 1) -> tuple:
+    """The log's lines and the record of a training by `ranks` processes, each with a GPU of its own; `name` is that of its folder."""
+    record = folder / f"{name}-record.json"
+    command = [args.fattn, "gpt2", "train", folder / f"{sequences}x{seqlen}-start", "--data", folder / "tokens", "--out", folder / f"{name}-run", "--seqlen", seqlen,
+               "--batch", sequences, "--accumulate", accumulate, "--steps", args.steps, "--learning-rate", "1e-4", "--every", 10 * args.steps,
+               "--eval-every", 10 * args.steps, "--eval-batches", 1, "--dtype", "bf16", "--algorithm", args.algorithm, "--device", "cuda", "--json", record]
+    if ranks == 1:
+        run(command)
+    else:
+        command += ["--rendezvous", folder / f"{name}-meet"]
+        processes = [subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)})
+                     for rank in range(ranks)]
+        ended = [process.wait() for process in processes]
+        if any(ended):
+            sys.exit(f"{name}: the {ranks} processes ended with {ended}")
+    return [json.loads(line) for line in (folder / f"{name}-run" / "log.jsonl").read_text().splitlines()], json.loads(record.read_text())
+
+
+def measure_ranks(args, folder: pathlib.Path, sequences: int, seqlen: int, before: list) -> dict:
+    """tokens/s of several GPUs, of what as many alone would do, before and after; and how far losses are from those of one GPU that accumulates the same
+    batches. `before` are the seconds of one alone."""
+    name = f"{sequences}x{seqlen}"
+    together, _ = train(args, folder, f"{name}-{args.ranks}-ranks", sequences, seqlen, ranks=args.ranks, accumulate=args.ranks)
+    again, _ = train(args, folder, f"{name}-again", sequences, seqlen)
+    alone = sequences * seqlen / statistics.median(before[5:] + [line["seconds"] for line in again][5:])
+    one, _ = train(args, folder, f"{name}-accumulated", sequences, seqlen, accumulate=args.ranks)
+    rate = median_rate([line["seconds"] for line in together], args.ranks * sequences * seqlen)
+    apart = [abs(a["loss"] - b["loss"]) for a, b in zip(together, one, strict=True)]
+    return {"ranks": args.ranks, "tokens_per_s": rate, "alone_tokens_per_s": alone, "efficiency": rate / (args.ranks * alone), "largest_difference_of_losses": max(apart), "first_difference_of_losses": apart[0],
+            "accumulated_tokens_per_s": median_rate([line["seconds"] for line in one], args.ranks * sequences * seqlen)}
+
+
 def measure_row(args, folder: pathlib.Path, sequences: int, seqlen: int) -> dict:
     layers, heads, width = SIZES[args.preset]
     name = f"{sequences}x{seqlen}"
@@ -94,18 +127,14 @@ def measure_row(args, folder: pathlib.Path, sequences: int, seqlen: int) -> dict
     config.write_text(json.dumps({"model_type": "gpt2", "n_embd": width, "n_head": heads, "n_layer": layers, "vocab_size": 50257, "n_positions": seqlen,
                                   "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}))
     run([args.fattn, "gpt2", "init", "--config", config, "--seed", 1, folder / f"{name}-start"])
-    record = folder / f"{name}-record.json"
-    command = [args.fattn, "gpt2", "train", folder / f"{name}-start", "--data", folder / "tokens", "--out", folder / f"{name}-run", "--seqlen", seqlen, "--batch", sequences,
-               "--steps", args.steps, "--learning-rate", "1e-4", "--every", 10 * args.steps, "--eval-every", 10 * args.steps, "--eval-batches", 1, "--dtype", "bf16",
-               "--algorithm", args.algorithm, "--device", "cuda", "--json", record]
-    run(command)
-    lines = [json.loads(line) for line in (folder / f"{name}-run" / "log.jsonl").read_text().splitlines()]
-    trained = json.loads(record.read_text())
+    lines, trained = train(args, folder, name, sequences, seqlen)
     rate = median_rate([line["seconds"] for line in lines], sequences * seqlen)
     found = {"batch": sequences, "seqlen": seqlen, "steps": args.steps, "algorithm": args.algorithm, "tokens_per_s": rate, "memory_bytes": trained["memory_bytes"],
              "memory_measured": trained["run"]["memory_measured"], "mfu": None, "loss_last": trained["run"]["loss_last"]}
     if trained["run"]["peak_flops_per_s"]:
         found["mfu"] = rate * trained["run"]["flops_per_token"] / trained["run"]["peak_flops_per_s"]
+    if args.ranks > 1:
+        found["together"] = measure_ranks(args, folder, sequences, seqlen, [line["seconds"] for line in lines])
     if args.torch:
         options = {"layers": layers, "heads": heads, "width": width, "batch": sequences, "seqlen": seqlen, "steps": args.steps}
         done = subprocess.run([args.python, "-c", TORCH, json.dumps(options)], check=False, capture_output=True, text=True)
@@ -122,7 +151,7 @@ def measure(args, folder: pathlib.Path) -> int:
     if not wanted:
         sys.exit(f"--rows {' '.join(args.rows)}: allowed: " + " ".join(f"{sequences}x{seqlen}" for sequences, seqlen, _ in ROWS))
     require_steps(args)
-    make_text(folder / "text.txt", int(1.3 * 32768 * (args.steps + 8)))
+    make_text(folder / "text.txt", int(1.3 * 32768 * (args.steps + 8) * args.ranks))
     run([args.fattn, "gpt2", "tokenizer", "train", folder / "text.txt", "--vocab-size", 50257, "--out", folder / "tokenizer"])
     run([args.fattn, "gpt2", "tokenize", folder / "tokenizer", folder / "text.txt", "--out", folder / "tokens"])
     product = json.loads(run([args.matmul]))["flops_per_s"]
@@ -143,6 +172,10 @@ def measure(args, folder: pathlib.Path) -> int:
             line += f"; transformers, compiled: {theirs['tokens_per_s']:,.0f} tokens/s, {theirs['memory'] / 2**30:.2f} GiB: {found['tokens_per_s'] / theirs['tokens_per_s']:.2f}x"
         elif theirs:
             line += f"; transformers: {theirs['error']}"
+        if "together" in found:
+            together = found["together"]
+            line += (f"\n  {args.ranks} GPUs: {together['tokens_per_s']:,.0f} tokens/s, {100 * together['efficiency']:.1f} % of {args.ranks} alone; losses at most "
+                     f"{together['largest_difference_of_losses']:.2g} from one GPU that accumulates ({together['first_difference_of_losses']:.2g} in the first step)")
         print(line, flush=True)
         rows.append(found)
     write_record(args, rows, "fattn_gpt2_training", {"matmul_flops_per_s": product})

@@ -271,6 +271,7 @@ SUITES = ("h100-suite", "h200-suite", "h200-v2-suite")
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 PRESETS = ("headline", "gpt2-medium", "seqlen", "batch", "heads", "embed")
 CPU_PRESETS = tuple(preset for preset in PRESETS if preset != "seqlen")
+CPU_CORES = {"embed": 16, "gpt2-medium": 16}  # others: 8
 CPU_SUITES = ("cpu-suite-2-cores-zen4", "cpu-suite-quick-16-cores")
 
 
@@ -286,7 +287,7 @@ def blocks():
                   "transformers": transformers("h200-gpt2"), "python": python("h200-python")},
         "cpu": {"cpu-suites": cpu_suites(CPU_SUITES)},
         "sweeps": {"sweeps-gpu": sweeps([f"h100-sweep-{preset}" for preset in PRESETS]),
-                   "sweeps-cpu": sweeps([f"cpu-sweep-{preset}-8-cores" for preset in CPU_PRESETS] + ["cpu-sweep-2-cores-zen5", "cpu-sweep-seqlen-2-cores"])},
+                   "sweeps-cpu": sweeps([f"cpu-sweep-{preset}-{CPU_CORES.get(preset, 8)}-cores" for preset in CPU_PRESETS] + ["cpu-sweep-2-cores-zen5", "cpu-sweep-seqlen-2-cores"])},
         "README": {"suites-short": suites(SUITES[:2]), "cpu-short": cpu_suites(CPU_SUITES)},
         "predictions": {"predict-cpu": prediction("cpu-predict"), "predict-gpu": prediction("h200-predict")},
     }

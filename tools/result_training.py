@@ -35,6 +35,16 @@ def by_algorithm(name):
     return grid(["seqlen", "attention", "forward, ms", "backward and update", "step", "tokens/s, memory", "of standard"], lines)
 
 
+def several_gpus(name):
+    """Processes together beside as many alone; the loss beside one that accumulates their batches."""
+    lines = []
+    for row in load(name)["rows"]:
+        together = row["together"]
+        lines.append([f"{row['batch']} x {row['seqlen']}", str(together["ranks"]), f"{together['alone_tokens_per_s']:,.0f}", f"{together['tokens_per_s']:,.0f}",
+                      f"{100 * together['efficiency']:.1f} %", f"{together['largest_difference_of_losses']:.1e} in {row['steps']} steps"])
+    return grid(["sequences x tokens of each", "GPUs", "one alone, tokens/s", "together", "of as many alone", "losses apart"], lines)
+
+
 def pages(name):
     lines = []
     for row in load(name)["rows"]:
@@ -45,4 +55,5 @@ def pages(name):
 
 def blocks():
     """By page its marks with what stands between them."""
-    return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training")}}
+    return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training"),
+                         "training-gpus": several_gpus("h200-gpt2-two-gpus")}}

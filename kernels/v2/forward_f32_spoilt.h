@@ -34,15 +34,29 @@ struct OddNotes {
 template <int kRowTiles, int kHeaddimV, class Rows, class Sum, class Exists, class Sees>
 __device__ __forceinline__ void add_spoilt_values(const Rows& v, int first, int end, int lane, Sum&& o, Exists&& exists, Sees&& sees) {
   constexpr int kColumnTiles = (kHeaddimV + 7) / 8;
-  bool open = false;  // nothing changes what is not finite already
+  bool open = false;  // whether a sum changes: what is infinite already does by the other sign and by NaN alone
 #pragma unroll
-  for (int row = 0; row < 2 * kRowTiles; ++row) {
-    if (!exists(row / 2, row % 2)) continue;
+  for (int n = 0; n < kColumnTiles; ++n) {
+    float odd[2] = {0, 0};  // of two columns: the sum of what is not finite there
+#pragma unroll 1
+    for (int key = first + lane / 4; key < end; key += 8) {
+      const float* const from = v.row(key) + 8 * n + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n)
+      for (int e = 0; e < 2; ++e) {
+        const float x = 8 * n + lane % 4 * 2 + e < kHeaddimV ? from[e] : 0.0f;
+        odd[e] += is_finite(x) ? 0.0f : x;
+      }
+    }
 #pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (8 * n + lane % 4 * 2 + e < kHeaddimV) open = open || is_finite(o(row / 2, n, row % 2, e));
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int other = 4; other < 32; other *= 2) odd[e] += ptx::shfl_xor(odd[e], other);
+#pragma unroll
+      for (int row = 0; row < 2 * kRowTiles; ++row) {
+        const float sum = o(row / 2, n, row % 2, e), changed = sum + odd[e];
+        open = open || (exists(row / 2, row % 2) && (is_finite(sum) ? odd[e] != 0 : sum == sum && changed != changed));
+      }
+    }
   }
   if (ptx::ballot(open) == 0) return;
 #pragma unroll 1
