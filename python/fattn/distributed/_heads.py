@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as distributed
 
 from .._attention import attention
 from .._varlen import attention_varlen
