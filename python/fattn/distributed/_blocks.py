@@ -101,12 +101,17 @@ def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> None
         o[:, rows], lse[:, :, rows] = o_part, lse_part
 
 
+def sums_like(x: torch.Tensor, written: bool) -> torch.Tensor:
+    """Of x's shape in its accumulator's dtype, zeros unless every row is `written` before it is added to."""
+    return (torch.empty_like if written else torch.zeros_like)(x, dtype=accumulator(x.dtype))
+
+
 class Gradients:
     """Of this rank's rows, summed over blocks."""
 
-    def __init__(self, q: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, q: torch.Tensor, written: bool, bias: torch.Tensor | None) -> None:
         kind = accumulator(q.dtype)
-        self.dq = torch.zeros_like(q, dtype=kind)
+        self.dq = sums_like(q, written)
         self.dbias = None if bias is None else torch.zeros_like(bias, dtype=kind)
 
 
@@ -118,9 +123,11 @@ def add_gradients(inputs: Inputs, block: Block, dout, dlse, q, k, v, document_k,
     lse_of_block = lse[:, :, rows] if terms is None else (lse[:, :, rows] + terms).to(lse.dtype)
     gradients = compute_backward(dout[:, rows], None if dlse is None else dlse[:, :, rows], q[:, rows], k[:, keys], v[:, keys], o[:, rows], lse_of_block,
                                  inputs.options_of(block.window), scores, to.dbias is not None)
-    to.dq[:, rows] += gradients[0]
-    dk[:, keys] += gradients[1]
-    dv[:, keys] += gradients[2]
+    for x, part, gradient, adds in ((to.dq, rows, gradients[0], block.merges), (dk, keys, gradients[1], block.adds), (dv, keys, gradients[2], block.adds)):
+        if adds:
+            x[:, part] += gradient
+        else:
+            x[:, part] = gradient
     if to.dbias is not None:
         part = _part(to.dbias, rows, slice(block.k_position, block.k_position + block.k_rows))
         part += gradients[3].sum_to_size(part.shape)

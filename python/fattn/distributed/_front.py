@@ -248,7 +248,7 @@ def ring_attention(
     Args:
         q: (batch, rows, nheads, headdim): this rank's queries. Of packed sequences (rows, nheads, headdim).
         k, v: (batch, rows, nheads_k, headdim or headdim_v): its keys and values, of fewer heads than q where heads share keys.
-        group: of torch.distributed; None: all ranks. gloo for tensors on the CPU, NCCL for CUDA.
+        group: of torch.distributed, or a DeviceMesh of one dimension; None: all ranks. gloo for tensors on the CPU, NCCL for CUDA.
         layout: which rows are whose. "zigzag": of 2 n parts of the sequence rank r of n has the r-th from the front and from the end, so that all have the
             same work under a causal mask; "contiguous": the r-th of n parts.
         method: "ring": keys and values of the next rank travel while a block is computed. "all_gather": they come all at once, for short sequences;

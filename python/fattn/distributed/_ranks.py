@@ -129,10 +129,10 @@ class Ranks:
 
 
 def ranks_of(group: Any) -> Ranks:
-    """Of a group, or of all ranks."""
+    """Of a group, a DeviceMesh of one dimension, or of all ranks."""
     if not distributed.is_available() or not distributed.is_initialized():
         raise RuntimeError("torch.distributed is not initialized; call torch.distributed.init_process_group first, in every process")
-    group = distributed.group.WORLD if group is None else group
+    group = distributed.group.WORLD if group is None else group.get_group() if hasattr(group, "get_group") else group
     if group not in _known:
         if distributed.get_rank(group) < 0:
             raise ValueError("this process is no rank of group; call with a group that it belongs to")

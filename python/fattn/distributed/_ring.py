@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._blocks import Gradients, Inputs, accumulator, add_block, add_gradients, gradient_of_sinks, join_sinks
+from ._blocks import Gradients, Inputs, accumulator, add_block, add_gradients, gradient_of_sinks, join_sinks, sums_like
 from ._groups import add_group, add_group_gradients
 from ._ranks import Ranks
 from ._schedule import Hop, Schedule
@@ -96,8 +96,10 @@ def _key_documents(keys: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     q, kind = tensors.q, accumulator(tensors.q.dtype)
     batch, rows, nheads, _ = q.shape
-    o = q.new_zeros((batch, rows, nheads, tensors.v.shape[3]), dtype=kind)
+    o = q.new_empty((batch, rows, nheads, tensors.v.shape[3]), dtype=kind)
     lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=kind)
+    if not plan.schedule.writes_all_queries():
+        o.zero_()
     inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype))
     for hop, keys in _Keys(plan, tensors, _tag(plan.ranks)).hops():
         k, v, document_k = _key_documents(keys)
@@ -115,9 +117,9 @@ class _KeyGradients:
     """Of this rank's keys, from every rank that saw them: its own first, then in the order of the hops."""
 
     def __init__(self, plan: Plan, k: torch.Tensor, v: torch.Tensor, tag: int) -> None:
-        kind = accumulator(k.dtype)
         self.plan, self.tag = plan, tag + GRADIENTS_BEHIND
-        self.own = [torch.zeros_like(x, dtype=kind) for x in (k, v)]
+        written = not plan.gathered and plan.schedule.hops[0].writes_all_keys(k.shape[1])
+        self.own = [sums_like(x, written) for x in (k, v)]
         self._under_way: list[tuple[Hop, Transfer]] = []
 
     def send_back(self, hop: Hop, parts: list[torch.Tensor]) -> None:
@@ -139,13 +141,13 @@ def backward(plan: Plan, tensors: Tensors, o, lse, dout, dlse, wants_dbias: bool
     """dq, dk, dv, dbias, dsinks."""
     q, k, v = tensors.q, tensors.k, tensors.v
     inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype))
-    to = Gradients(q, tensors.bias if wants_dbias else None)
+    to = Gradients(q, plan.schedule.writes_all_queries(), tensors.bias if wants_dbias else None)
     tag = _tag(plan.ranks)
     of_keys = _KeyGradients(plan, k, v, tag)
     hops = plan.schedule.hops
     for hop, keys in _Keys(plan, tensors, tag).hops():
         k_here, v_here, document_k = _key_documents(keys)
-        here = of_keys.own if not plan.gathered and hop is hops[0] else [torch.zeros_like(x, dtype=to.dq.dtype) for x in (k_here, v_here)]
+        here = of_keys.own if not plan.gathered and hop is hops[0] else [sums_like(x, hop.writes_all_keys(x.shape[1])) for x in (k_here, v_here)]
         for block in hop.blocks:
             add_gradients(inputs, block, dout, dlse, q, k_here, v_here, document_k, o, lse, to, *here)
         for group in hop.groups:

@@ -23,7 +23,8 @@ class Block(NamedTuple):
     window: tuple[int, int]
     distance: int
     side: int
-    merges: bool  # with rows that an earlier block has written
+    merges: bool  # queries have results of an earlier block
+    adds: bool  # keys have gradients of an earlier block of the hop
 
 
 class Hop(NamedTuple):
@@ -36,6 +37,10 @@ class Hop(NamedTuple):
     blocks: tuple[Block, ...]  # each a call
     groups: tuple[tuple[Block, ...], ...]  # of packed sequences, after them: blocks that one call computes
 
+    def writes_all_keys(self, rows: int) -> bool:
+        """The same of gradients of `rows` keys."""
+        return not self.groups and sum(b.k_rows for b in self.blocks if not b.adds) == rows
+
 
 class Schedule(NamedTuple):
     rows_q: int
@@ -43,6 +48,10 @@ class Schedule(NamedTuple):
     held_q: Ranges
     held_k: Ranges
     hops: tuple[Hop, ...]
+
+    def writes_all_queries(self) -> bool:
+        """Blocks that need nothing from an earlier one write every row."""
+        return not any(hop.groups for hop in self.hops) and sum(b.q_rows for hop in self.hops for b in hop.blocks if not b.merges) == self.rows_q
 
 
 class Problem(NamedTuple):
@@ -83,11 +92,17 @@ def _ranges(pointer: int, first: int, count: int) -> Ranges:
     return tuple((x.first, x.count) for x in _take(pointer, RingRange, first, count))
 
 
-def _blocks(found: list) -> list[Block]:
+def _overlaps(a: int, rows: int, b: int, others: int) -> bool:
+    return a < b + others and b < a + rows
+
+
+def _blocks(found: list, before: list[Block]) -> list[Block]:
+    """Of a hop, behind those of the hops before."""
     blocks: list[Block] = []
     for b in found:
-        merges = any(x.q_row < b.q_row + b.q_rows and b.q_row < x.q_row + x.q_rows for x in blocks)
-        blocks.append(Block(b.q_row, b.q_rows, b.k_row, b.k_rows, b.k_position, (b.window_left, b.window_right), b.distance, b.side, merges))
+        merges = any(_overlaps(b.q_row, b.q_rows, x.q_row, x.q_rows) for x in (*before, *blocks))
+        adds = any(_overlaps(b.k_row, b.k_rows, x.k_row, x.k_rows) for x in blocks)
+        blocks.append(Block(b.q_row, b.q_rows, b.k_row, b.k_rows, b.k_position, (b.window_left, b.window_right), b.distance, b.side, merges, adds))
     return blocks
 
 
@@ -108,14 +123,13 @@ def _grouped(blocks: list[Block]) -> tuple[tuple[Block, ...], tuple[tuple[Block,
 
 
 def _read(schedule: RingSchedule, packed: bool) -> Schedule:
-    hops, sent, received, at = [], 0, 0, 0
-    blocks = _blocks(_take(schedule.blocks, RingBlock, 0, schedule.nblocks))
+    hops, sent, received, blocks = [], 0, 0, []
     for hop in _take(schedule.hops, RingHop, 0, schedule.nhops):
-        mine = blocks[at : at + hop.nblocks]
+        mine = _blocks(_take(schedule.blocks, RingBlock, len(blocks), hop.nblocks), blocks)
         alone, groups = _grouped(mine) if packed else (tuple(mine), ())
         hops.append(Hop(hop.send_to, hop.receive_from, _ranges(schedule.sent, sent, hop.nsent), _ranges(schedule.received, received, hop.nreceived),
                         hop.rows_sent, hop.rows_received, alone, groups))
-        sent, received, at = sent + hop.nsent, received + hop.nreceived, at + hop.nblocks
+        sent, received, blocks = sent + hop.nsent, received + hop.nreceived, blocks + mine
     return Schedule(schedule.rows_q, schedule.rows_k, _ranges(schedule.held_q, 0, schedule.nheld_q), _ranges(schedule.held_k, 0, schedule.nheld_k), tuple(hops))
 
 

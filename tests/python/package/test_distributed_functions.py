@@ -134,6 +134,8 @@ def without_check(rank: int) -> None:
     assert_close(fd.unshard(o), fattn.attention(q, k, v, causal=True), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="check is False and seqlen_q is None"):
         fd.ring_attention(*map(fd.shard, (q, k, v)), check=False)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    assert torch.equal(fd.ring_attention(*(fd.shard(x, group=mesh) for x in (q, k, v)), mesh, causal=True), o)
     same = [fd.ring_attention(*map(fd.shard, (q, k, v)), causal=True) for _ in range(3)]
     assert all(torch.equal(x, same[0]) for x in same)
 
