@@ -193,6 +193,21 @@ TEST(Memory, V1) {
   EXPECT_EQ(available, 70000000);
 }
 
+// What a system that promises any amount of memory would give, and then kill the process for.
+TEST(Memory, Beyond) {
+  constexpr size_t kGiB = size_t{1} << 30;
+  Tree tree;
+  EXPECT_FALSE(beyond_memory(size_t{1} << 63, tree.root())) << "a system that says nothing";
+  tree.file("/proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 100 kB\nSwapTotal: 2097152 kB\n");
+  EXPECT_FALSE(beyond_memory(6 * kGiB, tree.root()));
+  EXPECT_TRUE(beyond_memory(6 * kGiB + 1, tree.root()));
+  EXPECT_TRUE(beyond_memory(SIZE_MAX, tree.root()));
+  tree.file("/proc/self/mountinfo", kV2Mounts).file("/proc/self/cgroup", "0::/g\n").file("/sys/fs/cgroup/g/memory.max", "3221225472\n");
+  EXPECT_FALSE(beyond_memory(3 * kGiB, tree.root()));
+  EXPECT_TRUE(beyond_memory(3 * kGiB + 1, tree.root()));
+  EXPECT_FALSE(beyond_memory(kGiB - 1, tree.root()));
+}
+
 TEST(UsableCpus, QuotaRoundsUpAndIsAtLeastOne) {
   EXPECT_EQ(usable_cpus(8, kNone), 8);
   EXPECT_EQ(usable_cpus(8, 3.0), 3);

@@ -51,7 +51,7 @@ class Workspace {
       return;
     }
     const size_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
-    memory_ = bytes ? std::aligned_alloc(64, bytes) : nullptr;
+    memory_ = bytes && !fattn::core::beyond_memory(bytes) ? std::aligned_alloc(64, bytes) : nullptr;
     if (bytes && !memory_)
       throw Error(ErrorCode::kOutOfMemory, text("no memory for a workspace of ", bytes, " bytes; ", fattn::core::free_memory_text(),
                                                 "; use a smaller problem or free memory"));

@@ -109,6 +109,14 @@ void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::stri
   available_bytes = std::min({meminfo_bytes(table, "MemAvailable"), group.free, total_bytes});
 }
 
+bool beyond_memory(size_t bytes, const std::string& root) {
+  if (bytes < size_t{1} << 30) return false;
+  const std::string table = read_text(root + "/proc/meminfo");
+  const int64_t memory = meminfo_bytes(table, "MemTotal");
+  const auto wanted = static_cast<int64_t>(std::min(bytes, size_t{1} << 62));
+  return memory > 0 && wanted > std::min(memory + meminfo_bytes(table, "SwapTotal"), cgroup_memory(root).limit);
+}
+
 std::string free_memory_text() {
   int64_t total = 0, available = 0;
   memory_info(total, available);

@@ -26,6 +26,9 @@ CpuInfo cpu_info();
 // Physical memory and what of it is free to use now, control group included; 0 if unknown. From /proc and /sys under
 // `root`, "" for the running system.
 void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::string& root = "");
+// Whether no process here can use so many bytes: they are more than memory and swap, or than the control group's limit. A system that promises any
+// (vm.overcommit_memory 1) gives them, and kills the process that uses them. Of 1 GiB and more; below that false, without a look.
+bool beyond_memory(size_t bytes, const std::string& root = "");
 // Of an error for want of memory: "5 of 8 bytes are free".
 std::string free_memory_text();
 
