@@ -81,9 +81,10 @@ def _part(x: torch.Tensor | None, rows: slice, columns: slice) -> torch.Tensor |
 
 def merge_into(o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor) -> None:
     """o (batch, rows, nheads, headdim_v) and lse (batch, nheads, rows) become those of the keys of both. A part whose lse is lower by 1e4 has the weight 0, rows
-    that see no key in either stay empty, and NaN stays."""
+    that see no key in either stay empty, and NaN stays. lse may be of a wider dtype than lse_part: that keeps its last places over many parts."""
+    lse_part = lse_part.to(lse.dtype)
     weight = torch.where(lse_part == -torch.inf, 0, torch.sigmoid(lse_part - lse))
-    o.lerp_(o_part.to(o.dtype), weight.transpose(1, 2).unsqueeze(3))
+    o.lerp_(o_part.to(o.dtype), weight.to(o.dtype).transpose(1, 2).unsqueeze(3))
     lse.copy_(torch.logaddexp(lse, lse_part))
 
 
@@ -136,7 +137,7 @@ def add_gradients(inputs: Inputs, block: Block, dout, dlse, q, k, v, document_k,
 def join_sinks(sinks: torch.Tensor, o: torch.Tensor, lse: torch.Tensor) -> None:
     """A key without a value for every row: once, when all keys are done."""
     sink = sinks.to(lse.dtype)[:, None]
-    o.mul_(torch.where(lse == -torch.inf, 1, torch.sigmoid(lse - sink)).transpose(1, 2).unsqueeze(3))
+    o.mul_(torch.where(lse == -torch.inf, 1, torch.sigmoid(lse - sink)).to(o.dtype).transpose(1, 2).unsqueeze(3))
     lse.copy_(torch.logaddexp(lse, sink.expand_as(lse)))
 
 

@@ -34,9 +34,9 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: A
     mine = torch.cat([o.to(kind), lse.transpose(1, 2).unsqueeze(3).to(kind)], 3)
     parts = [torch.empty_like(mine) for _ in range(ranks.count)]
     distributed.all_gather(parts, mine.contiguous(), group=ranks.group)
-    whole, whole_lse = parts[0][..., :-1].contiguous(), parts[0][..., -1].transpose(1, 2).contiguous()
+    whole, whole_lse = parts[0][..., :-1].contiguous(), parts[0][..., -1].transpose(1, 2).double()
     for part in parts[1:]:
         merge_into(whole, whole_lse, part[..., :-1], part[..., -1].transpose(1, 2))
     if sinks is not None:
         join_sinks(sinks, whole, whole_lse)
-    return (whole.to(o.dtype), whole_lse) if return_lse else whole.to(o.dtype)
+    return (whole.to(o.dtype), whole_lse.to(lse.dtype)) if return_lse else whole.to(o.dtype)

@@ -97,7 +97,7 @@ def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     q, kind = tensors.q, accumulator(tensors.q.dtype)
     batch, rows, nheads, _ = q.shape
     o = q.new_empty((batch, rows, nheads, tensors.v.shape[3]), dtype=kind)
-    lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=kind)
+    lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=torch.float64)
     if not plan.schedule.writes_all_queries():
         o.zero_()
     inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype))
@@ -110,7 +110,7 @@ def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     if tensors.sinks is not None:
         join_sinks(tensors.sinks, o[:, : plan.rows_of_sequences], lse[:, :, : plan.rows_of_sequences])
     plan.ranks.end()
-    return o.to(q.dtype), lse
+    return o.to(q.dtype), lse.to(kind)
 
 
 class _KeyGradients:

@@ -170,3 +170,17 @@ def defects_of_many(rank: int, seeds: list[int], nranks: int) -> list[str]:
         if count.item():
             return found
     return []
+
+
+def rms_shares(rank: int) -> dict[str, float]:
+    """RMS errors of a longer problem, as parts of those of one call on the same rows: the largest for each result and dtype."""
+    shares = {}
+    for dtype in ("float32", "bfloat16"):
+        case = {"seed": 1, "method": "ring", "layout": "zigzag", "batch": 1, "nheads_k": 2, "nheads": 4, "headdim": 64, "headdim_v": 64, "causal": True, "dtype": dtype,
+                "packed": False, "seqlen_q": 701, "seqlen_k": 701, "softcap": 0.0, "softmax_scale": None, "given": [], "shapes": [True] * 7}
+        x = tensors_of(case)
+        wanted, once, got = one_process(case, x, True), one_process(case, x, False), many_processes(case, x, None)
+        for name, whole in wanted.items():
+            error, usual = got[name].double() - mine(case, name, whole, None), mine(case, name, once[name].double() - whole, None)
+            shares[f"{name} of {dtype}"] = float(error.square().mean().sqrt() / usual.square().mean().sqrt())
+    return shares
