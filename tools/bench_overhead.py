@@ -11,6 +11,12 @@ import torch
 import torch.nn.functional as F
 
 import fattn
+from fattn import compat
+
+compat.install("flash_attn", replace=True)
+from flash_attn import flash_attn_func  # noqa: E402, fattn's, whatever else is installed
+
+compat.uninstall()
 
 
 @torch.library.custom_op("fattn_bench::empty", mutates_args=())
@@ -30,6 +36,7 @@ def contestants(causal: bool) -> dict:
     """Each on (batch, seqlen, heads, headdim)."""
     return {
         "fattn.attention": lambda q, k, v: fattn.attention(q, k, v, causal=causal),
+        "flash_attn_func of fattn.compat": lambda q, k, v: flash_attn_func(q, k, v, causal=causal),
         "scaled_dot_product_attention": lambda q, k, v: F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal),
         "an empty custom_op": empty,
         "torch.empty_like": lambda q, k, v: torch.empty_like(q),

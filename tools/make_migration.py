@@ -26,7 +26,7 @@ TABLES = (
 )
 # Modules beside the functions: their public names are listed.
 MORE = {
-    "flash_attn": ("flash_attn/bert_padding.py", "flash_attn/layers/rotary.py", "flash_attn/modules/mha.py"),
+    "flash_attn": ("flash_attn/bert_padding.py", "flash_attn/layers/rotary.py", "flash_attn/modules/mha.py", "flash_attn/utils/generation.py"),
     "xformers.ops": ("xformers/ops/fmha/attn_bias.py",),
 }
 NO_ARGUMENTS = {"get_scheduler_metadata"}  # of which nothing is looked at

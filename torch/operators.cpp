@@ -23,10 +23,11 @@ constexpr char kFile[] = "torch/operators.cpp";
 // The last arguments of every operator, in this order: those that most calls set come first, because torch takes a tenth of a microsecond for each
 // that is given, and half of that for each that is not. So what most calls leave out is taken by operators of their own.
 const std::string kOptionsSchema =
-    "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
+    "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, SymInt window_left=-1, SymInt window_right=-1, float "
     "softcap=0., "
     "int backend=0, int algorithm=0";
-const std::string kScoresSchema = ", float p_dropout=0." + Scores::schema(false);
+// The last two stand for softmax_scale and softcap where compiled code has them as symbols, which a float of a schema cannot be.
+const std::string kScoresSchema = ", float p_dropout=0." + Scores::schema(false) + ", Tensor? softmax_scale_at=None, Tensor? softcap_at=None";
 const std::string kPackedSchema = Scores::schema(true) + ", SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {
@@ -34,6 +35,13 @@ struct Choices {
   bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
   Scores scores;
 };
+// What a number's tensor holds: one float64 in the host's memory, whatever device q is on.
+double number_at(const char* name, const Tensor& tensor) {
+  if (tensor.dim() != 0 || tensor.dtype() != aoti_torch_dtype_float64() || tensor.device_type() != aoti_torch_device_type_cpu())
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + " is a tensor of another kind; allowed: 0 dimensions, float64, on the CPU");
+  require_storage(name, tensor, DType::kF64);
+  return *static_cast<const double*>(tensor.data());
+}
 template <Takes takes>
 Choices take_choices(Arguments& arguments) {
   Choices choices;
@@ -50,6 +58,8 @@ Choices take_choices(Arguments& arguments) {
   if constexpr (takes != Takes::kOptions) {
     o.p_dropout = arguments.number();
     choices.scores.take(arguments, false);
+    if (const auto scale = arguments.optional_tensor()) o.softmax_scale = number_at("softmax_scale_at", *scale);
+    if (const auto softcap = arguments.optional_tensor()) o.softcap = number_at("softcap_at", *softcap);
   }
   if constexpr (takes == Takes::kPacked) {
     choices.scores.take(arguments, true);

@@ -49,6 +49,7 @@ int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_dtype_float64();
+int32_t aoti_torch_device_type_cpu();
 int32_t aoti_torch_device_type_cuda();
 
 AOTITorchError torch_get_num_threads(uint32_t* threads);

@@ -13,6 +13,8 @@ Attention on torch tensors, with gradients, in torch.compile and autocast:
     attention_qkvpacked, attention_kvpacked
                           the same on views of one tensor
     with_kvcache          decoding with a cache that grows
+    attention_backward, attention_varlen_backward
+                          the backward pass by itself, from o and lse
 
 A model as it is, without a change of its code:
     doctor                which layers run fattn, which not and why, and
@@ -55,17 +57,18 @@ from ._support import Support, support
 
 if TYPE_CHECKING:
     from ._attention import attention
+    from ._backward import attention_backward, attention_varlen_backward
     from ._doctor import doctor
     from ._kvcache import with_kvcache
     from ._packed import attention_kvpacked, attention_qkvpacked
     from ._varlen import attention_varlen
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "doctor", "info", "plan", "set_check", "support",
-           "warmup", "with_kvcache"]
+__all__ = ["Plan", "Support", "attention", "attention_backward", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "attention_varlen_backward",
+           "doctor", "info", "plan", "set_check", "support", "warmup", "with_kvcache"]
 __version__ = _version()
 
-_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen",
-             "doctor": "_doctor", "with_kvcache": "_kvcache"}
+_OF_TORCH = {"attention": "_attention", "attention_backward": "_backward", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed",
+             "attention_varlen": "_varlen", "attention_varlen_backward": "_backward", "doctor": "_doctor", "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,11 @@ from torch.autograd import forward_ad
 from . import _abi, _flops
 from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
 from ._core import autocast, results, run
+from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
-from ._refused import explained, require_dense, require_numbers
-from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient
+from ._refused import explained, is_dtensor, require_dense, require_numbers
+from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
 
@@ -31,7 +32,11 @@ def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
     return ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
 
 
-def _of_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, layout: str, **options: Any) -> Any:
+def _of_others(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, layout: str, **options: Any) -> Any:
+    """Of packed sequences and of DTensors."""
+    packed = [name for name in ("cu_seqlens_k", "max_seqlen_q", "max_seqlen_k") if options[name] is not None]
+    if cu_seqlens_q is None and not packed:
+        return on_shards(attention, q, k, v, packed=False, layout="bhsd" if is_bhsd(layout) else "bshd", **options)
     if cu_seqlens_q is None:
         raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
     if is_bhsd(layout):
@@ -75,7 +80,8 @@ def attention(
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
-            backend "reference"). Strides are free; a last dimension that is not contiguous is copied.
+            backend "reference"). Strides are free; a last dimension that is not contiguous is copied. A DTensor may be split by batch and heads: then all tensors
+            are DTensors of its mesh, which are moved to fit it, and the results are split as q is. Without dropout.
         k: (batch, seqlen_k, nheads_k, headdim); nheads is a multiple of nheads_k (GQA, MQA).
         v: (batch, seqlen_k, nheads_k, headdim_v).
         causal: query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right).
@@ -125,8 +131,9 @@ def attention(
     """
     if unknown:
         raise unknown_options("fattn.attention", unknown, options_of(attention))
-    if cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
-        return _of_packed(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
+    if (cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None
+            or (type(q) is not torch.Tensor and is_dtensor(q))):
+        return _of_others(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
                           softmax_scale=softmax_scale, window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
                           dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, block_table=block_table, return_lse=return_lse,
                           return_dropout_state=return_dropout_state, deterministic=deterministic, backend=backend, algorithm=algorithm)
@@ -167,6 +174,8 @@ def attention(
         options = softmax_scale, causal
     else:
         options = ()
+    if compiling and (softmax_scale is not None or softcap):
+        options, scores = with_symbols(options, scores)
     if (q is k or q is v or k is v) and needs_grad and compiling:
         q, k, v = distinct(q, k, v)
     try:

@@ -77,6 +77,19 @@ def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = N
     return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, more)
 
 
+def gradients(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences | None, options: Options, more: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+    """The backward pass that is called by itself. Where torch records operations, its results cannot be differentiated again, and say so."""
+    inputs = dout, dlse, q, k, v, o, lse
+    tensors = (*scores, *(sequences or ())[:2])
+    compiling = torch.compiler.is_compiling()
+    in_functorch = torch._C._are_functorch_transforms_active() and not compiling
+    if in_functorch or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *tensors))):
+        longest = None if sequences is None else (sequences.max_seqlen_q, sequences.max_seqlen_k)
+        tensors = () if scores is NONE and sequences is None else tensors
+        return _Gradients.apply(*(distinct(*inputs, *tensors) if compiling else (*inputs, *tensors)), longest, options, more)
+    return _run_backward(*inputs, scores, sequences, options, more)
+
+
 def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int] | None = None) -> None:
     ctx.save_for_backward(q, k, v, o, lse, *tensors)
     ctx.options = options

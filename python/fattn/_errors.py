@@ -29,8 +29,8 @@ def kind_message(name: str, kind: str) -> str:
 
 
 def dtensor_message(name: str) -> str:
-    return (f"{name} is a DTensor, which fattn does not compute; call fattn on each rank's part, x.to_local() of tensors that are sharded by batch or heads alone "
-            "(torch.distributed.tensor.experimental.local_map does it, with gradients)")
+    return (f"{name} is a DTensor, which is computed only where q is one too, in fattn.attention, attention_varlen and their packed forms; call fattn on each rank's part, "
+            "x.to_local() of tensors that are sharded by batch or heads alone (torch.distributed.tensor.experimental.local_map does it, with gradients)")
 
 
 def _of_memory(message: str) -> Exception:

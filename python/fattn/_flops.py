@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from . import _abi, _operators
+from . import _operators
 
 COUNTER = "torch.utils.flop_counter"
 _BHSD = 3  # among the options
-_SEQUSED_K, _BLOCK_TABLE = (len(_operators.OPTIONS) + [row.name for row in _abi.SCORES].index(name) for name in ("seqused_k", "block_table"))
-_PACKED = len(_operators.OPTIONS) + len(_abi.SCORES)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+_SEQUSED_K, _BLOCK_TABLE = (len(_operators.OPTIONS) + _operators.SCORES.index(name) for name in ("seqused_k", "block_table"))
+_PACKED = len(_operators.OPTIONS) + len(_operators.SCORES)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 _NAMES = {_SEQUSED_K: "seqused_k", _BLOCK_TABLE: "block_table", **dict(enumerate(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), _PACKED))}
 
 

@@ -31,7 +31,7 @@ _MEANT = {
     "compare": "fattn.transformers.compare is meant",
     "ring_attention": "fattn.distributed.ring_attention is meant",
     "forward": "fattn.numpy.forward is meant, or fattn.attention for torch tensors",
-    "backward": "fattn.numpy.backward is meant, or o.backward() of what fattn.attention returns",
+    "backward": "fattn.attention_backward is meant, fattn.numpy.backward for arrays, or o.backward() of what fattn.attention returns",
     "version": "fattn.__version__ is meant",
 }
 

@@ -42,9 +42,13 @@ forward_at_once = forward._op
 # are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
 # variable first, and compile twice.
 OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
-_BIAS, _SINKS = (len(OPTIONS) + [row.name for row in _abi.SCORES].index(name) for name in ("bias", "sinks"))
+# Behind the tensors that a score depends on: softmax_scale and softcap, where torch.compile has them as symbols.
+NUMBERS = ("softmax_scale_at", "softcap_at")
+SCORES = (*(row.name for row in _abi.SCORES), *NUMBERS)
+_BIAS, _SINKS = (len(OPTIONS) + SCORES.index(name) for name in ("bias", "sinks"))
 # Of the tensors behind them, those that may have no batch, or whose numbers depend on a place in it.
-_UNFOLDED = [len(OPTIONS) + i for i, row in enumerate(_abi.SCORES) if row.dims in ("Heads", "Pairs", "Two", "Table")]
+_UNFOLDED = [len(OPTIONS) + SCORES.index(name)
+             for name in (*(row.name for row in _abi.SCORES if row.dims in ("Heads", "Pairs", "Two", "Table")), *NUMBERS)]
 
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +66,7 @@ def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
 def _require_one_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> None:
     """torch takes fakes for tensors on meta too, among which others may be: their results would be memory that nothing was written to."""
     for name, x in (("k", k), ("v", v), *(("a tensor beside them", x) for x in others)):
-        if isinstance(x, torch.Tensor) and x.device != q.device:
+        if isinstance(x, torch.Tensor) and x.device != q.device and x.dim():  # NUMBERS have none, and are on the CPU
             raise ValueError(f"{name} is on {x.device} and q on {q.device}; all tensors of a call must be on one device")
 
 
@@ -85,7 +89,7 @@ def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=Fal
 def _more(q: torch.Tensor, options: tuple, before: int) -> tuple[torch.Tensor, ...]:
     """The gradients of bias and sinks, or what has no elements in their place. Which are wanted stands behind scores, `before` more and dlse; of arguments
     the last ones that are defaults are left out."""
-    wanted = (*options[len(OPTIONS) + len(_abi.SCORES) + before + 1 :], False, False)
+    wanted = (*options[len(OPTIONS) + len(SCORES) + before + 1 :], False, False)
     return tuple(options[i].new_empty(options[i].shape) if wants else q.new_empty(0) for i, wants in zip((_BIAS, _SINKS), wanted))
 
 

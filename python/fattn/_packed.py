@@ -6,12 +6,13 @@ import torch
 
 from ._attention import attention
 from ._options import is_bhsd
-from ._refused import require_dense
+from ._refused import is_dtensor, require_dense
 
 
 def _unbind(name: str, x: torch.Tensor, count: int, layout: str) -> tuple[torch.Tensor, ...]:
     dim = 1 if is_bhsd(layout) else 2
-    require_dense(name, x)
+    if not is_dtensor(x):
+        require_dense(name, x)
     if x.dim() != 5 or x.shape[dim] != count:
         allowed = f"(batch, {count}, heads, seqlen, headdim)" if dim == 1 else f"(batch, seqlen, {count}, heads, headdim)"
         raise ValueError(f"{name} has the shape {tuple(x.shape)}; allowed: {allowed} with layout={layout!r}")

@@ -6,12 +6,14 @@ from typing import NamedTuple
 import torch
 
 from . import _abi
-from ._operators import rows_contiguous
+from ._operators import NUMBERS, SCORES, rows_contiguous
 from ._refused import require_dense
 
 
-Scores = namedtuple("Scores", [row.name for row in _abi.SCORES], defaults=[None] * len(_abi.SCORES))
+Scores = namedtuple("Scores", SCORES, defaults=[None] * len(SCORES))
 NONE = Scores()
+# Those that a caller gives: all but the numbers.
+GIVEN = tuple(row.name for row in _abi.SCORES)
 _DROPOUT_STATE, _DOCUMENT_Q, _DOCUMENT_K = map(Scores._fields.index, ("dropout_state", "document_q", "document_k"))
 
 
@@ -98,11 +100,11 @@ _READY = {
     "sinks": _sinks,
     "block_table": lambda x, q, seqlen_k: rows_contiguous(as_int32(x)) if x.dim() else x,
 }
-_PREPARATIONS = tuple((name, _READY.get(name)) for name in Scores._fields)
+_PREPARATIONS = tuple((name, _READY.get(name)) for name in GIVEN)
 
 
 def prepare(q: torch.Tensor, seqlen_k: int, dropout_p: float, *given: torch.Tensor | None) -> Scores:
-    """Of what Scores has, in that order. Without dropout no state is looked at; document_k is document_q unless given."""
+    """Of GIVEN, in that order. Without dropout no state is looked at; document_k is document_q unless given."""
     tensors = list(given)
     if tensors[_DOCUMENT_K] is None:
         tensors[_DOCUMENT_K] = tensors[_DOCUMENT_Q]
@@ -117,6 +119,25 @@ def prepare(q: torch.Tensor, seqlen_k: int, dropout_p: float, *given: torch.Tens
     elif tensors[_DROPOUT_STATE] is None:
         tensors[_DROPOUT_STATE] = new_dropout_state(q.device)
     return Scores(*tensors)
+
+
+def _is_symbol(x: float | None) -> bool:
+    """Whether torch.compile has it as a symbol, as it has a float that has changed once. Then nothing is known of it."""
+    if x is None:
+        return False
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return not (statically_known_true(x == 0.5) or statically_known_true(x != 0.5))
+
+
+def with_symbols(options: tuple, scores: Scores | None) -> tuple[tuple, Scores | None]:
+    """`options` of the operators, and scores, with softmax_scale and softcap as tensors where they are symbols: as floats each value would be compiled anew."""
+    for place, name, default in ((0, NUMBERS[0], None), (6, NUMBERS[1], 0)):
+        if len(options) > place and _is_symbol(options[place]):
+            # A product: torch.compile makes one with a symbol to an operation on tensors, and knows no other way from one to the other.
+            scores = (scores or NONE)._replace(**{name: torch.ones((), dtype=torch.float64, device="cpu") * options[place]})
+            options = (*options[:place], default, *options[place + 1 :])
+    return options, scores
 
 
 def wants_gradient(scores: Scores) -> bool:

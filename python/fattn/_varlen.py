@@ -7,10 +7,11 @@ from torch.autograd import forward_ad
 
 from . import _abi
 from ._core import autocast, results, run
+from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
-from ._refused import explained, require_dense, require_numbers
-from ._scores import Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient
+from ._refused import explained, is_dtensor, require_dense, require_numbers
+from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -28,7 +29,43 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
 
 
 _OPTIONS = names_of_options(but=("cu_seqlens_q",))
-_SCORES = tuple(map(Options._fields.index, Scores._fields))
+_SCORES = tuple(map(Options._fields.index, GIVEN))
+
+
+def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+                  given: Options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple, Scores, Sequences]:
+    """What the operators on packed sequences take: q, k and v, the options, and what else."""
+    paged = given.block_table is not None
+    cu_seqlens_k = cu_seqlens_q if given.cu_seqlens_k is None and not paged else given.cu_seqlens_k
+    for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is None and name == "cu_seqlens_k" and paged:
+            continue
+        require_dense(name, x)
+        if paged and name in ("k", "v"):
+            if x.dim() != 4:
+                raise ValueError(f"{name} has {x.dim()} dimensions; allowed with block_table: 4 (pages, page_size, heads, headdim)")
+        elif x.dim() != 3 and name in ("q", "k", "v"):
+            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
+    if (given.softmax_scale is not None and type(given.softmax_scale) is not float) or given.softcap is not None or type(given.dropout_p) is not int:
+        require_numbers(given.softmax_scale, given.softcap, given.dropout_p)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        q, k, v = autocast(device_type, q, k, v)
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
+    most_q, most_k = given.max_seqlen_q, given.max_seqlen_k
+    if most_q is None:
+        most_q = _longest("cu_seqlens_q", cu_seqlens_q)
+    if most_k is None:
+        most_k = 0 if paged else _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask)
+    sequences = Sequences(as_int32(cu_seqlens_q), None if cu_seqlens_k is None else as_int32(cu_seqlens_k), most_q, most_k)
+    scores = prepare(q, keys_of(k, given.block_table, False) if paged else most_k, given.dropout_p, *[given[i] for i in _SCORES])
+    for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
+                    0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
+                    0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
+    if torch.compiler.is_compiling():
+        for_operator, scores = with_symbols(for_operator, scores)
+    return q, k, v, for_operator, scores, sequences
 
 
 @takes_options(_OPTIONS)
@@ -67,39 +104,15 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     except TypeError:
         taken("fattn.attention_varlen", _OPTIONS, ("cu_seqlens_q", "return_lse", "return_dropout_state"), options)  # says which it does not know
         raise
-    paged = given.block_table is not None
-    cu_seqlens_k = cu_seqlens_q if given.cu_seqlens_k is None and not paged else given.cu_seqlens_k
-    for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if x is None and name == "cu_seqlens_k" and paged:
-            continue
-        require_dense(name, x)
-        if paged and name in ("k", "v"):
-            if x.dim() != 4:
-                raise ValueError(f"{name} has {x.dim()} dimensions; allowed with block_table: 4 (pages, page_size, heads, headdim)")
-        elif x.dim() != 3 and name in ("q", "k", "v"):
-            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
-    if (given.softmax_scale is not None and type(given.softmax_scale) is not float) or given.softcap is not None or type(given.dropout_p) is not int:
-        require_numbers(given.softmax_scale, given.softcap, given.dropout_p)
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
-        q, k, v = autocast(device_type, q, k, v)
-    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
-    most_q, most_k = given.max_seqlen_q, given.max_seqlen_k
-    if most_q is None:
-        most_q = _longest("cu_seqlens_q", cu_seqlens_q)
-    if most_k is None:
-        most_k = 0 if paged else _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask)
-    sequences = Sequences(as_int32(cu_seqlens_q), None if cu_seqlens_k is None else as_int32(cu_seqlens_k), most_q, most_k)
-    scores = prepare(q, keys_of(k, given.block_table, False) if paged else most_k, given.dropout_p, *[given[i] for i in _SCORES])
-    for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
-                    0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
-                    0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
+    if type(q) is not torch.Tensor and is_dtensor(q):
+        return on_shards(attention_varlen, q, k, v, packed=True, cu_seqlens_q=cu_seqlens_q, return_lse=return_lse, return_dropout_state=return_dropout_state,
+                         **options)
+    q, k, v, for_operator, scores, sequences = packed_inputs(q, k, v, cu_seqlens_q, given)
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
     needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or wants_gradient(scores)))
-    if paged:
+    if given.block_table is not None:
         require_no_gradient_of_pages(needs_grad)
     try:
         o, lse = run(q, k, v, for_operator, scores, sequences, needs_grad, in_functorch)

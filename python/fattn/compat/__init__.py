@@ -17,9 +17,10 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 from ._finder import Finder
-from ._peers import PEERS
+from ._peers import PEERS, STAND_IN
 from ._transformers import Patches
 
 __all__ = ["install", "installed", "uninstall"]
@@ -39,13 +40,12 @@ def _modules_of(names: Iterable[str]) -> list[str]:
 
 
 def _is_real(name: str) -> bool:
-    """Whether the package itself is there."""
-    if name in sys.modules:
-        return True
+    """Whether the package itself is there; not its name alone, by the wheel of tools/make_compat_wheel.py."""
     try:
-        return importlib.util.find_spec(name) is not None
-    except ValueError:  # a module without a spec stands in sys.modules
+        spec = importlib.util.find_spec(name)  # of a module that is imported, too
+    except ValueError:  # it stands in sys.modules without a spec
         return True
+    return spec is not None and not (spec.origin is not None and Path(spec.origin).is_file() and STAND_IN in Path(spec.origin).read_bytes())
 
 
 def install(*names: str, replace: bool = False) -> tuple[str, ...]:

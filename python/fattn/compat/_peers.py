@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 # Where the modules of their names are.
 FOLDER = Path(__file__).parent / "peers"
+# The distribution that is the name flash_attn alone; its module says so.
+STAND_IN = b"flash-attn-fattn"
 
 
 class Distribution(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 from ._peers import version_of
 
 _IMPORT_UTILS, _MODELS, _LOADED = "transformers.utils.import_utils", "transformers.modeling_utils", "transformers.modeling_flash_attention_utils"
+_ATTENTION = "transformers.integrations.flash_attention"
 # Functions that say whether a version is there, and the module that it needs.
 _AVAILABLE = {"is_flash_attn_2_available": "flash_attn", "is_flash_attn_3_available": "flash_attn_interface", "is_flash_attn_4_available": "flash_attn"}
 # Methods of models that refuse it where torch sees no GPU, in one version of transformers or another.
@@ -36,10 +37,21 @@ def _dispatch(original: Callable, version: int | None, names: tuple[str, ...]) -
     return can_dispatch
 
 
+def _target_dtype(original: Callable) -> Callable:
+    """Of float32, which flash_attn refuses and fattn computes: transformers casts it to the dtype of a linear layer, and fails where there is none, as in GPT-2."""
+    def get_target_dtype(query: Any, module: Any) -> Any:
+        try:
+            return original(query, module)
+        except StopIteration:
+            return None
+
+    return get_target_dtype
+
+
 class Patches:
     """Of the modules of transformers that are loaded, or will be."""
 
-    modules = (_IMPORT_UTILS, _MODELS)
+    modules = (_IMPORT_UTILS, _MODELS, _ATTENTION)
 
     def __init__(self, names: tuple[str, ...]):
         self._names = names
@@ -58,6 +70,9 @@ class Patches:
                     self._everywhere(module, name, _available)
             if "flash_attn" in self._names:
                 self._everywhere(module, "is_flash_attn_greater_or_equal", _greater_or_equal)
+        elif module.__name__ == _ATTENTION:
+            if hasattr(module, "get_target_dtype") and set(self._names) - {"xformers"}:
+                self._everywhere(module, "get_target_dtype", _target_dtype(module.get_target_dtype))
         elif hasattr(module, "PreTrainedModel"):
             for name, version in _DISPATCH.items():
                 if (original := vars(module.PreTrainedModel).get(name)) is not None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import fattn  # noqa: E402
 from fattn import compat  # noqa: E402
 
-MODULES = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn.layers.rotary", "flash_attn.modules.mha", "flash_attn.cute",
+MODULES = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn.layers.rotary", "flash_attn.modules.mha", "flash_attn.utils.generation", "flash_attn.cute",
            "flash_attn.cute.interface", "flash_attn_interface", "xformers", "xformers.ops", "xformers.ops.fmha", "xformers.ops.fmha.attn_bias")
 DISTRIBUTIONS = ("flash-attn", "flash_attn", "flash-attn-3", "flash-attn-4", "xformers")
 
@@ -176,6 +176,49 @@ for names in ((), ("xformers",)):
     except (ImportError, ValueError):
         print("refused again" + str(names))
 """
+
+
+MODELS = """
+import torch, fattn.compat as compat
+compat.install()
+import transformers
+sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+grouped = sizes | {"num_key_value_heads": 2}
+torch.manual_seed(0)
+ids = torch.randint(5, 99, (2, 12))
+left, right = torch.ones_like(ids), torch.ones_like(ids)
+left[0, :4], right[0, 8:] = 0, 0
+
+def differences(model, mask):
+    outcomes = []
+    for implementation in ("eager", "flash_attention_2"):
+        model.eval().set_attn_implementation(implementation)
+        outcomes.append(model(ids, attention_mask=mask)[0][mask.bool()])
+    return (outcomes[0] - outcomes[1]).abs().max().item()
+
+t = transformers
+for model, mask in ((t.BertModel(t.BertConfig(**sizes)), right), (t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100)), left),
+                    (t.MistralForCausalLM(t.MistralConfig(**grouped, sliding_window=4)), left),
+                    (t.Gemma2ForCausalLM(t.Gemma2Config(**grouped, head_dim=16, sliding_window=4)), left)):
+    assert differences(model, mask) < 1e-5, type(model).__name__
+    print(type(model).__name__)
+model = t.LlamaForCausalLM(t.LlamaConfig(**grouped)).eval()
+model.set_attn_implementation("flash_attention_2")
+packed = model(torch.cat([ids[:1, :5], ids[1:, :7]], 1), position_ids=torch.cat([torch.arange(5), torch.arange(7)])[None], use_cache=False).logits
+torch.testing.assert_close(packed[:, 5:], model(ids[1:, :7]).logits, rtol=1e-4, atol=1e-5)
+original = transformers.integrations.flash_attention.get_target_dtype
+compat.uninstall()
+assert transformers.integrations.flash_attention.get_target_dtype is not original
+print("packed")
+"""
+
+
+def test_models_of_transformers():
+    """Padding on either side, windows, softcaps, a model without a linear layer, sequences packed by their positions."""
+    pytest.importorskip("transformers", minversion="5")
+    done = run(MODELS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["BertModel", "GPT2LMHeadModel", "MistralForCausalLM", "Gemma2ForCausalLM", "packed"]
 
 
 @pytest.mark.parametrize("order", ["before", "after"])

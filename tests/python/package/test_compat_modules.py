@@ -1,7 +1,5 @@
 """flash_attn's bert_padding, layers.rotary and modules.mha by fattn.compat."""
 
-import types
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +12,7 @@ try:
     from flash_attn import bert_padding
     from flash_attn.layers import rotary
     from flash_attn.modules import mha
+    from flash_attn.utils.generation import InferenceParams
 finally:
     compat.uninstall()
 
@@ -193,12 +192,50 @@ def test_mha():
     close(cross(x, x_kv=other), cross.out_proj(reference(cross.Wq(x).unflatten(-1, (4, 8)), k, v)[0].float().flatten(2)))
 
 
+def convolved(x, convolution):
+    """Token by token: two before and its own, each channel by itself."""
+    padded = torch.nn.functional.pad(x, (0, 0, 2, 0))
+    weight = convolution.weight[:, 0]
+    return sum(padded[:, i : i + x.shape[1]] * weight[:, i] for i in range(3)) + convolution.bias
+
+
+@pytest.mark.parametrize("kind", ["equal heads", "grouped heads", "cross"])
+def test_mha_with_convolutions(kind):
+    torch.manual_seed(0)
+    (x,) = tensors((2, 6, 32))
+    kv_heads = 4 if kind == "equal heads" else 2
+    module = mha.MHA(32, 4, num_heads_kv=kv_heads, cross_attn=kind == "cross", dwconv=True, causal=True)
+    names = {"dwconv_qkv"} if kind == "equal heads" else {"dwconv_q", "dwconv_kv"}
+    assert {name.split(".")[0] for name in module.state_dict() if "dwconv" in name} == names
+    if kind == "cross":
+        q, kv = convolved(module.Wq(x), module.dwconv_q), convolved(module.Wkv(x), module.dwconv_kv)
+    elif kind == "grouped heads":
+        q, kv = module.Wqkv(x).split((32, 32), -1)
+        q, kv = convolved(q, module.dwconv_q), convolved(kv, module.dwconv_kv)
+    else:
+        q, kv = convolved(module.Wqkv(x), module.dwconv_qkv).split((32, 64), -1)
+    k, v = kv.unflatten(-1, (2, kv_heads, 8)).unbind(2)
+    wanted = module.out_proj(reference(q.unflatten(-1, (4, 8)), k, v, seen_by(6, 6, causal=True))[0].float().flatten(2))
+    close(module(x), wanted)
+    weight = next(y for name, y in module.named_parameters() if "dwconv" in name and name.endswith("weight"))
+    close(torch.autograd.grad(module(x).square().sum(), weight)[0], torch.autograd.grad(wanted.square().sum(), weight)[0], 1e-3)
+
+
+@pytest.mark.parametrize("subset", [torch.tensor([0, 4]), slice(0, 1)])
+def test_mha_of_some_queries(subset):
+    (x,) = tensors((2, 6, 32))
+    module = mha.MHA(32, 4, cross_attn=True)
+    got = module(x, mixer_subset=subset)
+    close(got, module(x)[:, subset])
+    close(got, module(x[:, subset], x_kv=x))
+
+
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_mha_decodes(per_sample):
     """Step by step with a cache as at once."""
     (x,) = tensors((2, 6, 32))
     module = mha.MHA(32, 4, num_heads_kv=2, causal=True, rotary_emb_dim=8, layer_idx=3).eval()
-    state = types.SimpleNamespace(max_seqlen=8, max_batch_size=2, seqlen_offset=0, batch_size_offset=0, key_value_memory_dict={}, lengths_per_sample=None)
+    state = InferenceParams(max_seqlen=8, max_batch_size=2)
     with torch.no_grad():
         parts = []
         for begin, end in ((0, 3), (3, 4), (4, 6)):
@@ -207,12 +244,17 @@ def test_mha_decodes(per_sample):
             parts.append(module(x[:, begin:end], inference_params=state))
         close(torch.cat(parts, 1), module(x))
     assert state.key_value_memory_dict[3].shape == (2, 8, 2, 2, 8)
+    state.reset(max_seqlen=6, max_batch_size=1)
+    assert (state.max_seqlen, state.max_batch_size, state.seqlen_offset) == (6, 1, 0) and 3 in state.key_value_memory_dict
+    assert state.lengths_per_sample is None or not state.lengths_per_sample.any()
 
 
 def test_what_is_refused():
-    with pytest.raises(NotImplementedError, match="dwconv is not computed by fattn"):
-        mha.MHA(32, 4, dwconv=True)
-    with pytest.raises(NotImplementedError, match="mixer_subset is not computed"):
-        mha.MHA(32, 4)(torch.ones(1, 2, 32), mixer_subset=torch.tensor([0]))
+    x, cu = torch.ones(1, 2, 32), torch.tensor([0, 2], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="dwconv beside cu_seqlens or inference_params is not computed by fattn: the convolution"):
+        mha.MHA(32, 4, dwconv=True)(x[0], cu_seqlens=cu, max_seqlen=2)
+    for given in ({"mixer_subset": torch.tensor([0])}, {"x_kv": x}):
+        with pytest.raises(ValueError, match="mixer_subset and x_kv are of a module with cross_attn=True"):
+            mha.MHA(32, 4)(x, **given)
     with pytest.raises(ValueError, match="embed_dim is 30, num_heads 4"):
         mha.MHA(30, 4)

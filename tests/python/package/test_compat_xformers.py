@@ -170,6 +170,41 @@ def test_keys_in_pages(kind):
         xops.memory_efficient_attention(q.detach(), k[:, :27], v[:, :27], bias)
 
 
+@pytest.mark.parametrize("starts", [[0, 0], [4, 8], [3, 1], [5, 10]])
+@pytest.mark.parametrize("kind", [ab.PagedBlockDiagonalGappyKeysMask, ab.PagedBlockDiagonalCausalWithOffsetGappyKeysMask])
+def test_keys_in_pages_from_a_row_on(kind, starts):
+    """Whole pages are skipped, and rows of the first one are hidden."""
+    tables = torch.tensor([[5, 0, 3], [2, 6, 1]], dtype=torch.int32)
+    bias = kind.from_seqlens(q_seqlen=[2, 3], kv_seqstarts=starts, kv_seqlen=[6, 2], block_tables=tables, page_size=4).to("cpu")
+    q, k, v = tensors((1, 5, 4, 8), (1, 28, 2, 8), (1, 28, 2, 8))
+    o, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, bias)
+    added = bias.materialize((1, 4, 5, 28))
+    rows = (tables[0].long()[:, None] * 4 + torch.arange(4)).flatten()[starts[0] : starts[0] + 6]
+    assert (added[0, 0, 1] == 0).nonzero()[:, 0].tolist() == sorted(rows.tolist())
+    assert (added[0, 0] == 0).sum() == (5 + 6 + 0 + 1 + 2 if "Causal" in kind.__name__ else 2 * 6 + 3 * 2)
+    wanted = by_bias(q, k, v, added)
+    close(o, wanted[0])
+    close(lse, wanted[1])
+    with pytest.raises(NotImplementedError, match="keys in pages have no gradient"):
+        fmha.memory_efficient_attention_backward(o, o, lse, q, k, v, bias)
+
+
+@pytest.mark.parametrize("scaling", [None, torch.tensor([1.0, 2.0, 0.5])])
+def test_rows_of_nested_batches(scaling):
+    """What DINOv2 calls around attention."""
+    x, y, source = tensors((4, 2, 3), (3, 5, 3), (2, 2, 3), requires_grad=True)
+    rows = torch.tensor([3, 1])
+    assert torch.equal(xops.index_select_cat([x.flatten(1), y.flatten(1)], [rows, torch.tensor([0])]), torch.cat([x[rows].flatten(), y[0].flatten()]))
+    wanted = x.detach().clone()
+    wanted[rows] += 0.5 * source.detach() * (1 if scaling is None else scaling)
+    got = xops.scaled_index_add(x, rows, source, scaling, alpha=0.5)
+    close(got, wanted)
+    assert torch.autograd.grad(got.sum(), source)[0].sum() == pytest.approx(6.0 if scaling is None else 7.0)
+    place = x.detach().clone()
+    assert xops.scaled_index_add(place, rows, source.detach(), scaling, alpha=0.5) is place
+    close(place, wanted)
+
+
 def test_dropout():
     q, k, v = tensors((1, 64, 2, 8), (1, 64, 2, 8), (1, 64, 2, 8))
     torch.manual_seed(0)
@@ -199,8 +234,11 @@ def test_errors():
         xops.memory_efficient_attention([1], x, x)
     with pytest.raises(NotImplementedError, match="attn_bias is a str"):
         xops.memory_efficient_attention(x, x, x, "causal")
-    with pytest.raises(NotImplementedError, match="PagedBlockDiagonalGappyKeysMask is not computed by fattn: pages are read from the first row on"):
-        ab.PagedBlockDiagonalGappyKeysMask.from_seqlens([1], [0, 2], [2], None, 2)
+    gappy, tables = ab.PagedBlockDiagonalGappyKeysMask.from_seqlens, torch.zeros(1, 2, dtype=torch.int32)
+    for given, message in ((([1], [0, 2], [2]), "kv_seqstarts 2, kv_seqlen 1 and block_tables 1 rows"), (([1], [3], [2]), "allowed: rows within 2 pages of 2"),
+                           (([1], [-1], [2]), "allowed: rows within")):
+        with pytest.raises(ValueError, match=message):
+            gappy(*given, tables, 2)
 
 
 def test_compiles_without_a_break():

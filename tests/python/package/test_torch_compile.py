@@ -5,7 +5,13 @@ import torch
 import torch._dynamo.testing
 
 import fattn
-from fattn import _operators
+from fattn import _operators, compat
+
+compat.install("flash_attn")
+try:
+    from flash_attn import flash_attn_func
+finally:
+    compat.uninstall()
 
 torch._dynamo.config.cache_size_limit = 64
 
@@ -87,6 +93,70 @@ def test_dynamic_lengths_compile_once():
         torch.testing.assert_close(o, causal(*x))
         o.sum().backward()
     assert counter.frame_count == 1
+
+
+BEGINS = torch.tensor([0, 4, 9], dtype=torch.int32)
+CHANGING = {
+    "window": lambda q, k, v, n: fattn.attention(q, k, v, causal=True, window=(n, 0)),
+    "both limits": lambda q, k, v, n: fattn.attention(q, k, v, window=(n, n + 2), seqused_k=torch.tensor([8, 11])),
+    "packed": lambda q, k, v, n: fattn.attention_varlen(q[0], k[0, :9], v[0, :9], cu_seqlens_q=BEGINS, max_seqlen_q=5, max_seqlen_k=5, window=(n, None)),
+    "flash_attn": lambda q, k, v, n: flash_attn_func(q, k, v, window_size=(n, n)),
+    "softmax_scale": lambda q, k, v, n: fattn.attention(q, k, v, softmax_scale=0.05 * n),
+    "softcap": lambda q, k, v, n: fattn.attention(q, k, v, softcap=0.3 * n, softmax_scale=0.7, alibi_slopes=torch.ones(4)),
+    "both numbers, packed": lambda q, k, v, n: fattn.attention_varlen(q[0], k[0, :9], v[0, :9], cu_seqlens_q=BEGINS, max_seqlen_q=5, max_seqlen_k=5,
+                                                                     softmax_scale=0.1 * n, softcap=n + 0.5),
+}
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_numbers_that_change_compile_twice(what):
+    """The second time torch has a symbol for the number. 20 of them, with gradients; and the same, with no recompilation, behind it."""
+    f, x = CHANGING[what], inputs(dtype=torch.float64)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(f, fullgraph=True, backend=counter)
+    for n in range(2, 22):
+        n = n if what in ("window", "both limits", "packed", "flash_attn") else 0.5 * n
+        o, wanted = compiled(*x, n), f(*x, n)
+        assert torch.equal(o, wanted), n
+        for a, b in zip(torch.autograd.grad(o.square().sum(), x), torch.autograd.grad(wanted.square().sum(), x)):
+            assert torch.equal(a, b), n
+    assert counter.frame_count <= 2
+
+
+def test_a_number_that_changes_by_inductor():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    compiled = torch.compile(lambda q, k, v, n, scale: fattn.attention(q, k, v, window=(n, 0), softmax_scale=scale), fullgraph=True, backend=counter)
+    x = inputs(False)
+    for n in range(2, 8):
+        torch.testing.assert_close(compiled(*x, n, 0.1 * n), fattn.attention(*x, window=(n, 0), softmax_scale=0.1 * n))
+    assert counter.frame_count <= 2
+
+
+def test_a_constant_is_no_tensor_of_a_graph():
+    """It would keep a graph from being one of CUDA."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    torch.compile(lambda *x: fattn.attention(*x, softmax_scale=0.3, softcap=2.0), fullgraph=True, backend=counter)(*inputs(False))
+    targets = [node.target for node in counter.graphs[0].graph.nodes if node.op == "call_function"]
+    assert [x for x in targets if "fattn" in str(x)] == [_operators.forward] and torch.ones not in targets
+
+
+@pytest.mark.parametrize("x", [torch.ones(1, dtype=torch.float64), torch.ones(()), torch.ones((), dtype=torch.int64)])
+def test_numbers_of_operators(x):
+    """What the front makes of a symbol is checked all the same."""
+    q, k, v = inputs(False)
+    for name in _operators.NUMBERS:
+        with pytest.raises(RuntimeError, match=f"{name} is a tensor of another kind; allowed: 0 dimensions, float64, on the CPU"):
+            _operators.forward_with_scores(q, k, v, **{name: x})
+
+
+def test_opcheck_with_numbers():
+    q, k, v = inputs(False)
+    numbers = {"softmax_scale_at": torch.tensor(0.3, dtype=torch.float64), "softcap_at": torch.tensor(2.0, dtype=torch.float64)}
+    torch.library.opcheck(_operators.forward_with_scores, (q, k, v), numbers)
+    assert torch.equal(_operators.forward_with_scores(q, k, v, **numbers)[0], fattn.attention(q, k, v, softmax_scale=0.3, softcap=2.0))
 
 
 def test_compile_says_what_is_wrong():

@@ -93,19 +93,19 @@ def test_gradients_of_two_processes(tmp_path, device):
 
 
 def test_dtensor():
-    """Refused by name; the way out that the message names is computed."""
+    """Refused by name where q is none; the way out that the message names is computed."""
     tensor = pytest.importorskip("torch.distributed.tensor")
     local_map = pytest.importorskip("torch.distributed.tensor.experimental").local_map
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh, x, sharded = distributed.device_mesh.init_device_mesh("cpu", (1,)), torch.randn(2, 5, 2, 8), [tensor.Shard(2)]
         d, whole = tensor.distribute_tensor(x, mesh, sharded), [tensor.Replicate()]
-        for name, f in (("a tensor", lambda: fattn.attention(d, d, d)), ("a tensor", lambda: fattn.attention(d.detach().requires_grad_(), d, d, causal=True)),
-                        ("a tensor", lambda: fattn.attention(x, d, x)), ("q", lambda: fattn.attention_varlen(d[0], d[0], d[0], cu_seqlens_q=torch.tensor([0, 5]))),
+        for name, f in (("a tensor", lambda: fattn.attention(x, d, x)), ("k", lambda: fattn.attention_varlen(x[0], d[0], x[0], cu_seqlens_q=torch.tensor([0, 5]))),
                         ("sinks", lambda: fattn.attention(x, x, x, sinks=tensor.distribute_tensor(torch.ones(2), mesh, whole))),
                         ("bias", lambda: fattn.attention(x, x, x, bias=tensor.distribute_tensor(torch.ones(5, 5), mesh, whole))),
+                        ("dout", lambda: fattn.attention_backward(d, x, x, x, x, torch.ones(2, 2, 5))),
                         ("k_cache", lambda: fattn.with_kvcache(x, d, d, cache_seqlens=5))):
-            with pytest.raises(NotImplementedError, match=rf"^{name} is a DTensor, which fattn does not compute; .*x.to_local\(\).*local_map"):
+            with pytest.raises(NotImplementedError, match=rf"^{name} is a DTensor, which is computed only where q is one too, .*x.to_local\(\).*local_map"):
                 f()
         mapped = local_map(fattn.attention, out_placements=sharded, in_placements=(sharded,) * 3, device_mesh=mesh)
         assert torch.equal(mapped(d, d, d).full_tensor(), fattn.attention(x, x, x))

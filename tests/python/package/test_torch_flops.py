@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
 
 import fattn  # noqa: E402
 
@@ -32,6 +32,63 @@ def test_as_torch_counts_its_own(nheads_k, headdim_v):
     assert whole == forward + 2 * 2 * 6 * 40 * 72 * (3 * 64 + 2 * headdim_v)
     rows = [x.detach().transpose(1, 2) for x in (q, k, v)]
     assert counted(lambda: fattn.attention(*rows)) == forward
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"alibi_slopes": torch.rand(6)}, {"return_lse": True}, {"sinks": torch.zeros(6, requires_grad=True)}])
+def test_both_passes_by_torchs_own_formulas(options, layout):
+    shapes = (2, 6, 40, 64), (2, 2, 72, 64), (2, 2, 72, 32)
+    whole = [torch.randn(x, requires_grad=True) for x in shapes]
+    inputs = whole if layout == "bhsd" else [x.transpose(1, 2) for x in whole]
+    # torch has the heads of q in every tensor
+    q, k, v = shapes[0], (2, 6, *shapes[1][2:]), (2, 6, *shapes[2][2:])
+    forward, backward = sdpa_flop_count(q, k, v), sdpa_backward_flop_count((2, 6, 40, 32), q, k, v)
+
+    def call():
+        o = fattn.attention(*inputs, layout=layout, **options)
+        return sum(x.sum() for x in o) if "return_lse" in options else o.sum()
+
+    assert counted(call) == forward and counted(lambda: call().backward()) == forward + backward
+    o, lse = (x.detach() for x in fattn.attention(*inputs, layout=layout, **options | {"return_lse": True}))
+    with torch.no_grad():
+        assert counted(lambda: fattn.attention_backward(torch.ones_like(o), *inputs, o, lse, layout=layout,
+                                                        **{name: x for name, x in options.items() if name != "return_lse"})) == backward
+
+
+class Block(torch.nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, self.project = heads, torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        q = self.project(x).unflatten(-1, (self.heads, -1))
+        return fattn.attention(q, q, q, causal=True).flatten(2)
+
+
+def test_counts_by_module():
+    """Of a part of a model, by operator, in both passes."""
+    model, x = torch.nn.Sequential(Block(2), Block(4)), torch.randn(3, 10, 32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    counts = counter.get_flop_counts()
+    pairs, product = 2 * 3 * 10 * 10 * 32, 2 * 3 * 10 * 32 * 32  # of one product of attention, whatever the number of heads; of a projection
+    for name, modules in (("Global", 2), ("Sequential", 2), ("Sequential.0", 1), ("Sequential.1", 1)):
+        of_module = {str(operator): count for operator, count in counts[name].items()}
+        assert of_module == {"fattn.forward": 2 * pairs * modules, "fattn.backward": 5 * pairs * modules, "aten.mm": 3 * product * modules}, name
+
+
+def test_torchs_own_attention_by_fattn():
+    """After fattn.sdpa.activate() the counter sees torch's operator, once, as without."""
+    import fattn.sdpa
+
+    q = torch.randn(2, 4, 40, 32, requires_grad=True)
+    call = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()  # noqa: E731
+    before = counted(call)
+    fattn.sdpa.activate()
+    try:
+        assert counted(call) == before
+    finally:
+        fattn.sdpa.deactivate()
 
 
 def test_gradients_of_a_bias_and_sinks():

@@ -292,7 +292,7 @@ def test_cache_compiled():
 def test_every_front_has_the_options():
     """fattn.attention repeats the one list of them, which the others take from it."""
     from fattn._options import Options
-    from fattn._scores import Scores
+    from fattn._scores import GIVEN
 
     fronts = {front: inspect.signature(front).parameters for front in (fattn.attention, fattn.attention_varlen, fattn.numpy.forward, fattn.numpy.backward, fattn.plan)}
     own = ["return_lse", "return_dropout_state", "layout", "unknown"]
@@ -301,5 +301,5 @@ def test_every_front_has_the_options():
         for front, parameters in fronts.items():
             if name in parameters and (front, name) != (fattn.attention_varlen, "cu_seqlens_q"):
                 assert parameters[name].default == default and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-    assert set(Scores._fields) <= set(Options._fields)
+    assert set(GIVEN) <= set(Options._fields)
     assert inspect.signature(fattn.support).parameters == fronts[fattn.plan]

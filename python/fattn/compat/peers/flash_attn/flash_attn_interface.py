@@ -5,10 +5,16 @@ from fattn.compat._kvcache import with_kvcache as _with_kvcache
 from fattn.compat._sequences import attention_of
 from fattn.compat._weights import with_weights, with_weights_varlen
 
+from . import _passes
+
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
            "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
 _ALL = (-1, -1)
+
+# Private, and called by programs all the same.
+_flash_attn_forward, _flash_attn_backward = _passes._flash_attn_forward, _passes._flash_attn_backward
+_flash_attn_varlen_forward, _flash_attn_varlen_backward = _passes._flash_attn_varlen_forward, _passes._flash_attn_varlen_backward
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,

@@ -87,16 +87,24 @@ class CrossAttention(_Padded):
         return self._attention(q, *kv.unbind(2), causal, key_padding_mask)
 
 
+def _convolution(channels, of_module):
+    """Of each channel by itself, over three tokens; with what `_convolved` cuts off the last one is the token's own."""
+    return nn.Conv1d(channels, channels, kernel_size=3, padding=2, groups=channels, **of_module)
+
+
+def _convolved(x, convolution):
+    """x (batch, seqlen, channels)."""
+    return convolution(x.transpose(1, 2))[..., :-2].transpose(1, 2)
+
+
 class MHA(nn.Module):
-    """Projections around attention, with the names of upstream's parameters (Wqkv, or Wq and Wkv; out_proj)."""
+    """Projections around attention, with the names of upstream's parameters (Wqkv, or Wq and Wkv; dwconv_qkv, or dwconv_q and dwconv_kv; out_proj)."""
 
     def __init__(self, embed_dim, num_heads, num_heads_kv=None, cross_attn=False, qkv_proj_bias=True, out_proj_bias=True, dropout=0.0, softmax_scale=None,
                  causal=False, layer_idx=None, dwconv=False, rotary_emb_dim=0, rotary_emb_base=10000.0, rotary_emb_scale_base=None, rotary_emb_interleaved=False,
                  use_alibi=False, window_size=(-1, -1), fused_bias_fc=False, use_flash_attn=False, return_residual=False, checkpointing=False, device=None,
                  dtype=None):
         super().__init__()
-        if dwconv:
-            refuse("dwconv", "it is a convolution, no attention; put one before the module")
         self.embed_dim, self.num_heads, self.cross_attn, self.causal, self.layer_idx = embed_dim, num_heads, cross_attn, causal, layer_idx
         self.num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
         if embed_dim % num_heads or num_heads % self.num_heads_kv:
@@ -113,6 +121,11 @@ class MHA(nn.Module):
             self.Wkv = nn.Linear(embed_dim, kv_dim, bias=qkv_proj_bias, **of_linear)
         else:
             self.Wqkv = nn.Linear(embed_dim, embed_dim + kv_dim, bias=qkv_proj_bias, **of_linear)
+        self.dwconv = dwconv
+        if dwconv and not cross_attn and self.num_heads_kv == num_heads:
+            self.dwconv_qkv = _convolution(embed_dim + kv_dim, of_linear)
+        elif dwconv:
+            self.dwconv_q, self.dwconv_kv = _convolution(embed_dim, of_linear), _convolution(kv_dim, of_linear)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=out_proj_bias, **of_linear)
         if rotary_emb_dim > 0:
             self.rotary_emb = RotaryEmbedding(rotary_emb_dim, rotary_emb_base, rotary_emb_interleaved, rotary_emb_scale_base, device=device)
@@ -124,11 +137,16 @@ class MHA(nn.Module):
         weight = self.out_proj.weight
         return torch.empty(batch_size, max_seqlen, 2, self.num_heads_kv, self.head_dim, dtype=weight.dtype if dtype is None else dtype, device=weight.device)
 
-    def _heads(self, x, x_kv):
+    def _heads(self, x, x_kv, mixer_subset):
         if self.cross_attn:
-            q, kv = self.Wq(x), self.Wkv(x if x_kv is None else x_kv)
+            q, kv = self.Wq(x if mixer_subset is None else x[:, mixer_subset]), self.Wkv(x if x_kv is None else x_kv)
         else:
-            q, kv = self.Wqkv(x).split((self.embed_dim, 2 * self.head_dim * self.num_heads_kv), -1)
+            qkv = self.Wqkv(x)
+            if hasattr(self, "dwconv_qkv"):
+                qkv = _convolved(qkv, self.dwconv_qkv)
+            q, kv = qkv.split((self.embed_dim, 2 * self.head_dim * self.num_heads_kv), -1)
+        if hasattr(self, "dwconv_q"):
+            q, kv = _convolved(q, self.dwconv_q), _convolved(kv, self.dwconv_kv)
         return q.unflatten(-1, (self.num_heads, self.head_dim)), kv.unflatten(-1, (2, self.num_heads_kv, self.head_dim))
 
     def _decode(self, q, kv, state):
@@ -161,10 +179,13 @@ class MHA(nn.Module):
         return flash_attn_func(q, *kv.unbind(2), **self.inner_cross_attn._options(None))
 
     def forward(self, x, x_kv=None, key_padding_mask=None, cu_seqlens=None, max_seqlen=None, mixer_subset=None, inference_params=None):
-        """x (batch, seqlen, embed_dim), or (total, embed_dim) with cu_seqlens and max_seqlen; key_padding_mask (batch, seqlen): True where a key is seen."""
-        if mixer_subset is not None:
-            refuse("mixer_subset", "give x[:, subset] as x and x as x_kv of a module with cross_attn")
-        q, kv = self._heads(x, x_kv)
+        """x (batch, seqlen, embed_dim), or (total, embed_dim) with cu_seqlens and max_seqlen; key_padding_mask (batch, seqlen): True where a key is seen;
+        mixer_subset: what indexes seqlen, with cross_attn: the queries that there are, as the one of a classifier's last layer."""
+        if not self.cross_attn and (mixer_subset is not None or x_kv is not None):
+            raise ValueError("mixer_subset and x_kv are of a module with cross_attn=True; this one has False: q, k and v come from x alone")
+        if self.dwconv and (cu_seqlens is not None or inference_params is not None):
+            refuse("dwconv beside cu_seqlens or inference_params", "the convolution reads the tokens before: give whole sequences, (batch, seqlen, embed_dim)")
+        q, kv = self._heads(x, x_kv, mixer_subset)
         if self.rotary_emb_dim > 0:
             if cu_seqlens is not None:
                 refuse("rotary_emb_dim beside cu_seqlens", "apply_rotary_emb of flash_attn.layers.rotary has cu_seqlens")

@@ -23,6 +23,7 @@ from .attn_bias import (
     LowerTriangularFromBottomRightMask,
     LowerTriangularMask,
     LowerTriangularMaskWithTensorBias,
+    PagedBlockDiagonalCausalWithOffsetGappyKeysMask,
     PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
     PagedBlockDiagonalGappyKeysMask,
     PagedBlockDiagonalPaddedKeysMask,
@@ -43,7 +44,8 @@ __all__ = ["AttentionBias", "AttentionOp", "BlockDiagonalCausalFromBottomRightMa
            "LowerTriangularFromBottomRightLocalAttentionMask", "LowerTriangularFromBottomRightMask", "LowerTriangularMask",
            "LowerTriangularMaskWithTensorBias", "MemoryEfficientAttentionCkOp", "MemoryEfficientAttentionCutlassFwdFlashBwOp",
            "MemoryEfficientAttentionCutlassOp", "MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionSplitKCkOp",
-           "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask", "PagedBlockDiagonalGappyKeysMask", "PagedBlockDiagonalPaddedKeysMask", "attn_bias",
+           "PagedBlockDiagonalCausalWithOffsetGappyKeysMask", "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask",
+           "PagedBlockDiagonalGappyKeysMask", "PagedBlockDiagonalPaddedKeysMask", "attn_bias",
            "memory_efficient_attention", "memory_efficient_attention_backward", "memory_efficient_attention_forward",
            "memory_efficient_attention_forward_requires_grad", "memory_efficient_attention_partial", "merge_attentions"]
 

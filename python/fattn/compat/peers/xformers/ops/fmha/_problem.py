@@ -4,12 +4,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fattn._autograd import _run_backward
-from fattn._options import window_limits
-from fattn._scores import NONE, Scores, Sequences, prepare
+from fattn._backward import attention_backward, attention_varlen_backward
 from fattn.compat._calls import attention, attention_varlen
 
-from .attn_bias import AttentionBias, BlockDiagonalMask, LowerTriangularMaskWithTensorBias, PagedBlockDiagonalPaddedKeysMask
+from .attn_bias import AttentionBias, BlockDiagonalMask, LowerTriangularMaskWithTensorBias, _Paged
 
 
 class Problem(NamedTuple):
@@ -92,15 +90,25 @@ def _packed(problem: Problem, bias: BlockDiagonalMask) -> Problem:
     return Problem(problem.q[0], problem.k[0], problem.v[0], problem.options | options | {"window": window})
 
 
-def _paged(problem: Problem, bias: PagedBlockDiagonalPaddedKeysMask) -> Problem:
+def _paged(problem: Problem, bias: _Paged) -> Problem:
     q, k, v, options = problem
     size, device = bias.page_size, q.device
     if q.shape[0] != 1 or k.shape[0] != 1 or q.shape[1] != bias.q_seqinfo.seqstart_py[-1] or k.shape[1] % size:
         raise ValueError(f"query has the shape {tuple(q.shape)} and key {tuple(k.shape)}; attn_bias allows (1, {bias.q_seqinfo.seqstart_py[-1]}, ...) and "
                          f"(1, pages * {size}, ...)")
     left, right = bias._limits(0, 0)
-    paged = {"cu_seqlens_q": bias.q_seqinfo.seqstart.to(device), "max_seqlen_q": bias.q_seqinfo.max_seqlen, "seqused_k": bias.k_seqinfo.seqlen.to(device),
-             "block_table": bias.block_tables.to(device), "window": None if left is right is None else (left, right)}
+    tables, used = bias.block_tables.to(device), bias.k_seqinfo.seqlen.to(device)
+    skipped = [begin // size for begin in bias._firsts()]  # whole pages are left out of the table, and a mask hides the rest of the first one
+    rest = [begin % size for begin in bias._firsts()]
+    if any(skipped):
+        columns = max(1, *(-(-end // size) - pages for end, pages in zip(bias.k_seqinfo.seqlen_py, skipped)))
+        begin = torch.tensor(skipped, device=device)[:, None]
+        tables = tables.gather(1, (begin + torch.arange(columns, device=device)).clamp(max=tables.shape[1] - 1))
+        used = used - begin[:, 0].to(used.dtype) * size
+    paged = {"cu_seqlens_q": bias.q_seqinfo.seqstart.to(device), "max_seqlen_q": bias.q_seqinfo.max_seqlen, "seqused_k": used, "block_table": tables,
+             "window": None if left is right is None else (left, right)}
+    if any(rest):
+        paged["mask"] = torch.arange(tables.shape[1] * size, device=device) >= torch.tensor(rest, device=device)[:, None, None, None]
     return Problem(q[0], k[0].unflatten(0, (-1, size)), v[0].unflatten(0, (-1, size)), options | paged)
 
 
@@ -114,7 +122,7 @@ def _problem(query, key, value, attn_bias, scale) -> Problem:
         return problem._replace(options=problem.options | {"bias": _tensor_bias(attn_bias, query.dim())})
     if isinstance(attn_bias, BlockDiagonalMask):
         return _packed(problem, attn_bias)
-    if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
+    if isinstance(attn_bias, _Paged):
         return _paged(problem, attn_bias)
     if attn_bias is None or isinstance(attn_bias, AttentionBias):
         return _dense(problem, attn_bias)
@@ -138,21 +146,14 @@ def gradients_of(grad, output, lse, query, key, value, attn_bias, scale) -> tupl
     """dq, dk and dv by one backward pass, from the output and lse of all keys."""
     if query.dim() == 5:
         raise NotImplementedError("query has 5 dimensions; the backward pass by itself takes 3 or 4. o.backward() of memory_efficient_attention takes groups")
-    if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
+    if isinstance(attn_bias, _Paged):
         raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; keys in pages have no gradient")
     problem = _problem(query, key, value, attn_bias, scale)
-    given, packed = problem.options, problem.q.dim() == 3
+    packed = problem.q.dim() == 3
     dout, o = _four_dimensions(grad, False), _four_dimensions(output, False)
-    sequences = None
     if packed:
         dout, o, lse = dout[0], o[0], lse[0]
-        sequences = Sequences(given["cu_seqlens_q"], given["cu_seqlens_k"], given["max_seqlen_q"], given["max_seqlen_k"])
-    tensors = {name: given.get(name) for name in ("seqused_k", "bias", "mask")}
-    scores = prepare(problem.q, given["max_seqlen_k"] if packed else problem.k.shape[1], 0, *(tensors.get(name) for name in Scores._fields))
-    options = (scale, False, False, False, *window_limits(given.get("window")), 0, 0, 0, 0)
-    if not packed and all(x is None for x in scores):
-        scores, options = NONE, options[:-1]
-    dq, dk, dv = _run_backward(dout.contiguous(), None, problem.q, problem.k, problem.v, o.contiguous(), lse.contiguous(), scores, sequences, options)
+    dq, dk, dv = (attention_varlen_backward if packed else attention_backward)(dout, *problem[:3], o, lse, **problem.options)
     results = []
     for x, of in ((dq, query), (dk, key), (dv, value)):
         whole = of.new_zeros(_four_dimensions(of, False).shape)  # keys that no query sees have none

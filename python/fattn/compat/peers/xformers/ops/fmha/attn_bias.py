@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fattn.compat._calls import refuse
 from fattn.compat._sequences import band
 
 from ._sequences import _SeqLenInfo, _UsedSeqLenInfo
@@ -15,8 +14,9 @@ __all__ = ["AttentionBias", "BlockDiagonalCausalFromBottomRightMask", "BlockDiag
            "BlockDiagonalCausalLocalAttentionMask", "BlockDiagonalCausalLocalAttentionPaddedKeysMask", "BlockDiagonalCausalMask",
            "BlockDiagonalCausalWithOffsetGappyKeysMask", "BlockDiagonalCausalWithOffsetPaddedKeysMask", "BlockDiagonalGappyKeysMask", "BlockDiagonalMask",
            "BlockDiagonalPaddedKeysMask", "LocalAttentionFromBottomRightMask", "LowerTriangularFromBottomRightLocalAttentionMask",
-           "LowerTriangularFromBottomRightMask", "LowerTriangularMask", "LowerTriangularMaskWithTensorBias", "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask",
-           "PagedBlockDiagonalGappyKeysMask", "PagedBlockDiagonalPaddedKeysMask"]
+           "LowerTriangularFromBottomRightMask", "LowerTriangularMask", "LowerTriangularMaskWithTensorBias",
+           "PagedBlockDiagonalCausalWithOffsetGappyKeysMask", "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask", "PagedBlockDiagonalGappyKeysMask",
+           "PagedBlockDiagonalPaddedKeysMask"]
 
 
 def _added(seen, dtype):
@@ -282,14 +282,32 @@ class BlockDiagonalCausalWithOffsetGappyKeysMask(_Causal, BlockDiagonalGappyKeys
 
 
 @dataclass
-class PagedBlockDiagonalPaddedKeysMask(AttentionBias):
-    """BlockDiagonalPaddedKeysMask whose keys lie in pages: k and v are (1, pages * page_size, ...), and block_tables (batch, columns) has the pages of each
-    sequence. No gradient."""
+class _Paged(AttentionBias):
+    """Keys of each sequence in pages: k and v are (1, pages * page_size, ...), and block_tables (batch, columns) has the pages of each sequence. No gradient."""
 
     q_seqinfo: Any
-    k_seqinfo: Any
+    k_seqinfo: Any  # seqlen is where the keys of each sequence end, among the rows of its pages
     block_tables: torch.Tensor
     page_size: int
+
+    def _firsts(self):
+        """Where the keys of each sequence begin, among the rows of its pages."""
+        return [0] * len(self.k_seqinfo.seqlen_py)
+
+    def to(self, device):
+        return replace(self, q_seqinfo=self.q_seqinfo.to(device), k_seqinfo=self.k_seqinfo.to(device), block_tables=self.block_tables.to(device))
+
+    def materialize(self, shape, dtype=torch.float32, device="cpu"):
+        seen = torch.zeros(shape[-2:], dtype=torch.bool, device=device)
+        for (first, last), begin, end, pages in zip(self.q_seqinfo.intervals(), self._firsts(), self.k_seqinfo.seqlen_py, self.block_tables.to(device).long()):
+            rows = (pages[:, None] * self.page_size + torch.arange(self.page_size, device=device)).flatten()[begin:end]
+            seen[first:last, rows] = band(torch.device(device), last - first, end - begin, last - first, end - begin, *self._limits(0, 0))[0, 0]
+        return _added(seen, dtype).expand(shape)
+
+
+@dataclass
+class PagedBlockDiagonalPaddedKeysMask(_Paged):
+    """BlockDiagonalPaddedKeysMask whose keys lie in pages."""
 
     @classmethod
     def from_seqlens(cls, q_seqlen, kv_seqlen, block_tables, page_size, *, device=None):
@@ -297,28 +315,31 @@ class PagedBlockDiagonalPaddedKeysMask(AttentionBias):
         padded = BlockDiagonalPaddedKeysMask.from_seqlens(q_seqlen, longest, kv_seqlen, device=device)
         return cls(padded.q_seqinfo, padded.k_seqinfo, block_tables, page_size)
 
-    def to(self, device):
-        return replace(self, q_seqinfo=self.q_seqinfo.to(device), k_seqinfo=self.k_seqinfo.to(device), block_tables=self.block_tables.to(device))
-
-    def materialize(self, shape, dtype=torch.float32, device="cpu"):
-        seen = torch.zeros(shape[-2:], dtype=torch.bool, device=device)
-        for (first, last), n, pages in zip(self.q_seqinfo.intervals(), self.k_seqinfo.seqlen_py, self.block_tables.to(device).long()):
-            rows = (pages[:, None] * self.page_size + torch.arange(self.page_size, device=device)).flatten()[:n]
-            seen[first:last, rows] = band(torch.device(device), last - first, n, last - first, n, *self._limits(0, 0))[0, 0]
-        return _added(seen, dtype).expand(shape)
-
 
 @dataclass
 class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(_Causal, PagedBlockDiagonalPaddedKeysMask):
     """The same, causal: the last query stands beside the last key that is used."""
 
 
-class PagedBlockDiagonalGappyKeysMask(AttentionBias):
-    """Not computed."""
-
-    def __init__(self, *arguments, **options):
-        refuse(type(self).__name__, "pages are read from the first row on; take the mask of gappy keys without pages, or that of padded keys with pages")
+@dataclass
+class PagedBlockDiagonalGappyKeysMask(_Paged):
+    """BlockDiagonalGappyKeysMask whose keys lie in pages: kv_seqstarts[b] is a row among those of sequence b's own pages, and kv_seqlen[b] keys are there."""
 
     @classmethod
-    def from_seqlens(cls, *arguments, **options):
-        return cls()
+    def from_seqlens(cls, q_seqlen, kv_seqstarts, kv_seqlen, block_tables, page_size, *, device=None):
+        if not len(q_seqlen) == len(kv_seqstarts) == len(kv_seqlen) == block_tables.shape[0]:
+            raise ValueError(f"q_seqlen has {len(q_seqlen)} numbers, kv_seqstarts {len(kv_seqstarts)}, kv_seqlen {len(kv_seqlen)} and block_tables {block_tables.shape[0]} "
+                             "rows; they must have the same")
+        longest, ends = block_tables.shape[1] * page_size, [begin + n for begin, n in zip(kv_seqstarts, kv_seqlen)]
+        if min(kv_seqstarts, default=0) < 0 or min(kv_seqlen, default=0) < 0 or max(ends, default=0) > longest:
+            raise ValueError(f"kv_seqstarts is {list(kv_seqstarts)} and kv_seqlen {list(kv_seqlen)}; allowed: rows within {block_tables.shape[1]} pages of {page_size}")
+        k_seqinfo = _UsedSeqLenInfo.of([*kv_seqstarts, -1], ends, device)
+        return cls(_SeqLenInfo.from_seqlens(q_seqlen, device=device), k_seqinfo, block_tables, page_size)
+
+    def _firsts(self):
+        return self.k_seqinfo.seqstart_py[:-1]
+
+
+@dataclass
+class PagedBlockDiagonalCausalWithOffsetGappyKeysMask(_Causal, PagedBlockDiagonalGappyKeysMask):
+    """The same, causal: the last query stands beside the last key that is used."""

@@ -1,0 +1,1 @@
+"""flash_attn.utils: what attention modules take."""
