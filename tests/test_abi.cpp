@@ -43,6 +43,9 @@ static_assert(sizeof(fattn_env_info) == 808 && offsetof(fattn_env_info, value) =
 static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory_bytes) == 48 && offsetof(fattn_cuda_info, name) == 64 &&
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
 static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, feature) == 8 && offsetof(fattn_feature_info, way) == 104);
+static_assert(sizeof(fattn_ring_problem) == 88 && offsetof(fattn_ring_problem, seqlen_q) == 40 && sizeof(fattn_ring_range) == 16 &&
+              sizeof(fattn_ring_hop) == 48 && sizeof(fattn_ring_block) == 80 && offsetof(fattn_ring_block, side) == 76 &&
+              sizeof(fattn_ring_schedule) == 96 && offsetof(fattn_ring_schedule, held_q) == 48);
 static_assert(FATTN_ABI_VERSION == 9);
 // The list of tensors has all of them: nothing else but max_seqlen_q and max_seqlen_k lies between the first and the last in fattn_problem.
 static_assert(fattn::kTensorCount * sizeof(fattn_tensor) == offsetof(fattn_problem, check) - offsetof(fattn_problem, q) - 2 * sizeof(int64_t));

@@ -10,9 +10,11 @@ from pathlib import Path
 SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp", "*.inc")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
-LAYERS = ["src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
-# Run-time compilation and the layer of CPUs know no attention, and what describes and plans attention compiles nothing.
-NOT_SEEN = {"src/jit": ["src/cpu"], "src/problem": ["src/jit"], "src/plan": ["src/jit"]}
+LAYERS = ["src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/ring", "src/api"]
+# Run-time compilation and the layer of CPUs know no attention, and what describes and plans attention compiles nothing. Schedules of several processes know
+# neither tensors nor devices.
+NOT_SEEN = {"src/jit": ["src/cpu"], "src/problem": ["src/jit"], "src/plan": ["src/jit"],
+            "src/ring": ["src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention"]}
 
 # Beside the attention: operations that see what both are made of.
 OPERATIONS = {"src/ops": ["include/fattn", "src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit"]}
@@ -187,6 +189,8 @@ GOOD_TREE = {
     "src/backend/cpu/isa_scalar.cpp": '#include "backend/cpu/kernels.h"\n#include <cstdint>\n',
     "src/backend/cpu/cpu.h": '#include "plan/plan.h"\n',
     "src/attention.cpp": '#include "backend/cpu/cpu.h"\n#include <vector>\n',
+    "src/ring/schedule.cpp": '#include "shared/text.h"\n#include "fattn/fattn.h"\n',
+    "src/api/ring_api.cpp": '#include "ring/schedule.cpp"\n',
     "testing/check.h": '#include "fattn/types.hpp"\n',
     "files/json.h": "#include <nlohmann/json.hpp>\n",
     "src/ops/ops.h": '#include "fattn/types.hpp"\n',
@@ -225,6 +229,8 @@ BAD_CHANGES = [
     ("src/device_abi/mask.h", "#include <stdint.h>\n", "src/device_abi/mask.h includes other headers"),
     ("kernels/v2/forward.h", "#include <cuda_fp16.h>\n", "device code includes no system headers"),
     ("kernels/ptx/mma.h", '#include "element.h"\n', "device code includes by the path from the root"),
+    ("src/ring/schedule.cpp", '#include "problem/problem.h"\n', "src/ring may not see src/problem/problem.h"),
+    ("src/plan/plan.cpp", '#include "ring/schedule.cpp"\n', "src/plan may not see src/ring/schedule.cpp"),
     ("src/odd.h", '#include "device_abi/mask.h"\n', "src/odd.h is in no layer"),
 ]
 

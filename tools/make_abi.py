@@ -15,9 +15,10 @@ from made_file import ROOT, write_or_check
 INCLUDE = ROOT / "include" / "fattn"
 MODULE = ROOT / "python" / "fattn" / "_abi_structs.py"
 
-# Of those that Python passes to the library: the name there. All but the first begin with their size.
+# Of those that Python passes to the library or reads: the name there.
 STRUCTS = {"fattn_tensor": "Tensor", "fattn_problem": "Problem", "fattn_plan_info": "PlanInfo", "fattn_cpu_info": "CpuInfo", "fattn_library_info": "LibraryInfo",
-           "fattn_env_info": "EnvInfo", "fattn_cuda_info": "CudaInfo", "fattn_cache_info": "CacheInfo"}
+           "fattn_env_info": "EnvInfo", "fattn_cuda_info": "CudaInfo", "fattn_cache_info": "CacheInfo", "fattn_ring_problem": "RingProblem",
+           "fattn_ring_range": "RingRange", "fattn_ring_hop": "RingHop", "fattn_ring_block": "RingBlock", "fattn_ring_schedule": "RingSchedule"}
 TYPES = {"int32_t": "_i32", "uint32_t": "_u32", "int64_t": "_i64", "double": "ctypes.c_double", "size_t": "ctypes.c_size_t", "char": "ctypes.c_char",
          "const char*": "ctypes.c_char_p", "fattn_tensor": "Tensor"}
 KEYWORDS = {"pass": "pass_"}

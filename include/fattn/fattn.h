@@ -439,6 +439,71 @@ FATTN_API fattn_status fattn_cuda_graph_end(int32_t device, void* stream, void**
 FATTN_API fattn_status fattn_cuda_graph_launch(int32_t device, void* graph, void* stream);
 FATTN_API fattn_status fattn_cuda_graph_destroy(int32_t device, void* graph); /* may be null */
 
+/* How several processes, the ranks, compute one attention whose rows they share: what each holds, what travels, what each computes. Nothing here
+ * computes or sends; fattn.distributed of the Python package carries it out. Positions count all queries or all keys (of packed sequences all behind
+ * each other), rows count what a rank holds, or what came in a hop. */
+
+/* Who holds which positions. Contiguous: rank r the r-th of nranks parts. Zigzag: of 2 nranks parts the r-th and the r-th from the end, which gives
+   every rank the same work under a causal mask. Parts differ by one position at most, and may be empty. */
+enum { FATTN_RING_CONTIGUOUS = 0, FATTN_RING_ZIGZAG = 1 };
+
+typedef struct fattn_ring_problem {
+  uint32_t struct_size; /* sizeof(fattn_ring_problem) */
+  int32_t layout;
+  int32_t nranks, rank;
+  int32_t causal, has_window;
+  int32_t gathered;  /* 1: the last hop has all blocks, over keys that lie in the order of their positions; 0: each hop those over the keys that it
+                        brings */
+  int32_t has_alibi; /* 1: in a block that is not square all keys are on one side of all queries (fattn_ring_block's `side`) */
+  int32_t keep_positions; /* 1: rows of a block are at positions behind each other; 0: blocks that make one rectangle of rows become one */
+  int32_t nsequences;     /* of packed sequences; 0: there are none, and cu_seqlens_q and cu_seqlens_k are null */
+  int64_t seqlen_q, seqlen_k;
+  int64_t window_left, window_right;          /* as in fattn_problem */
+  const int64_t *cu_seqlens_q, *cu_seqlens_k; /* (nsequences + 1), in host memory, not looked at after the call */
+} fattn_ring_problem;
+
+typedef struct fattn_ring_range {
+  int64_t first, count;
+} fattn_ring_range;
+
+/* Hop 0 sends nothing: its blocks are over the rank's own keys. Hop h sends to rank + h and receives from rank - h. */
+typedef struct fattn_ring_hop {
+  int32_t send_to, receive_from;
+  int64_t nsent, nreceived, nblocks; /* of the lists of the schedule, each hop's behind those of the hop before */
+  int64_t rows_sent, rows_received;  /* 0: nothing is sent or received */
+} fattn_ring_hop;
+
+/* Queries and keys that are one call of attention, with a window that is aligned to the bottom right of these rows. Results are merged in the order
+   of the list. */
+typedef struct fattn_ring_block {
+  int64_t q_row, q_rows;             /* of the queries that the rank holds */
+  int64_t k_row, k_rows;             /* of what came in the hop, in hop 0 of the keys that the rank holds, gathered: positions */
+  int64_t q_position, k_position;    /* of the first query and key */
+  int64_t window_left, window_right; /* -1: no limit */
+  int64_t distance;                  /* of the first query from the first key, counted as ALiBi does: i + seqlen_k - seqlen_q - j */
+  int32_t sequence;                  /* which of the packed sequences; 0 without */
+  int32_t side;                      /* with has_alibi, 1: no key is behind a query's own position, -1: none is before it, 0: aligned as in a call */
+} fattn_ring_block;
+
+typedef struct fattn_ring_schedule {
+  uint32_t struct_size; /* sizeof(fattn_ring_schedule) */
+  int32_t nhops;
+  int64_t rows_q, rows_k; /* that the rank holds */
+  int64_t nheld_q, nheld_k, nblocks;
+  const fattn_ring_range *held_q, *held_k; /* the positions of its rows, in the order of the rows */
+  const fattn_ring_range* sent;            /* rows of its keys */
+  const fattn_ring_range* received;        /* positions of keys, in the order in which they come */
+  const fattn_ring_hop* hops;
+  const fattn_ring_block* blocks;
+} fattn_ring_schedule;
+
+typedef struct fattn_ring fattn_ring;
+
+/* Every rank's schedule follows from its numbers alone, so that no rank need ask another. */
+FATTN_API fattn_status fattn_ring_create(const fattn_ring_problem* problem, fattn_ring** ring);
+FATTN_API fattn_status fattn_ring_query(const fattn_ring* ring, fattn_ring_schedule* schedule); /* its pointers live as long as `ring` */
+FATTN_API void fattn_ring_destroy(fattn_ring* ring);                                            /* may be null */
+
 /* Compiled GPU kernels. A kernel is compiled when it is first needed and kept on disk. */
 FATTN_API fattn_status fattn_cache_query(fattn_cache_info* info);
 /* The entries of the disk cache, the last used first. Damaged ones too; they are replaced when they are needed. */

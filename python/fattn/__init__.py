@@ -29,6 +29,8 @@ A model as it is, without a change of its code:
                           transformers.compare shows time, memory and errors
     compat.install        programs written for flash_attn and xFormers, as
                           they are
+    distributed           sequences spread over several processes: ring
+                          attention
     precision             which part computes in which dtype, and what
                           16 bits spoil
 

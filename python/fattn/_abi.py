@@ -4,7 +4,8 @@ import ctypes
 from pathlib import Path
 
 from . import _abi_structs
-from ._abi_structs import ABI_VERSION, TENSORS, CacheInfo, CpuInfo, CudaInfo, EnvInfo, LibraryInfo, PlanInfo, Problem
+from ._abi_structs import (ABI_VERSION, TENSORS, CacheInfo, CpuInfo, CudaInfo, EnvInfo, LibraryInfo, PlanInfo, Problem, RingProblem,
+                           RingSchedule)
 from ._errors import exception_of
 
 PACKAGE = Path(__file__).parent
@@ -51,10 +52,13 @@ def _load() -> ctypes.CDLL:
         ("cuda_count", ctypes.POINTER(_i32), ctypes.c_char_p, ctypes.c_size_t),
         ("cuda_query", _i32, ctypes.POINTER(CudaInfo)),
         ("cache_query", ctypes.POINTER(CacheInfo)),
+        ("ring_create", ctypes.POINTER(RingProblem), ctypes.POINTER(ctypes.c_void_p)),
+        ("ring_query", ctypes.c_void_p, ctypes.POINTER(RingSchedule)),
     ):
         function = getattr(library, f"fattn_{name}")
         function.restype, function.argtypes = _i32, arguments
-    library.fattn_plan_destroy.restype, library.fattn_plan_destroy.argtypes = None, [ctypes.c_void_p]
+    for destroy in (library.fattn_plan_destroy, library.fattn_ring_destroy):
+        destroy.restype, destroy.argtypes = None, [ctypes.c_void_p]
     return library
 
 

@@ -171,6 +171,80 @@ class CacheInfo(Sized):
     ]
 
 
+class RingProblem(Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("layout", _i32),
+        ("nranks", _i32),
+        ("rank", _i32),
+        ("causal", _i32),
+        ("has_window", _i32),
+        ("gathered", _i32),
+        ("has_alibi", _i32),
+        ("keep_positions", _i32),
+        ("nsequences", _i32),
+        ("seqlen_q", _i64),
+        ("seqlen_k", _i64),
+        ("window_left", _i64),
+        ("window_right", _i64),
+        ("cu_seqlens_q", ctypes.c_void_p),
+        ("cu_seqlens_k", ctypes.c_void_p),
+    ]
+
+
+class RingRange(ctypes.Structure):
+    _fields_ = [
+        ("first", _i64),
+        ("count", _i64),
+    ]
+
+
+class RingHop(ctypes.Structure):
+    _fields_ = [
+        ("send_to", _i32),
+        ("receive_from", _i32),
+        ("nsent", _i64),
+        ("nreceived", _i64),
+        ("nblocks", _i64),
+        ("rows_sent", _i64),
+        ("rows_received", _i64),
+    ]
+
+
+class RingBlock(ctypes.Structure):
+    _fields_ = [
+        ("q_row", _i64),
+        ("q_rows", _i64),
+        ("k_row", _i64),
+        ("k_rows", _i64),
+        ("q_position", _i64),
+        ("k_position", _i64),
+        ("window_left", _i64),
+        ("window_right", _i64),
+        ("distance", _i64),
+        ("sequence", _i32),
+        ("side", _i32),
+    ]
+
+
+class RingSchedule(Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("nhops", _i32),
+        ("rows_q", _i64),
+        ("rows_k", _i64),
+        ("nheld_q", _i64),
+        ("nheld_k", _i64),
+        ("nblocks", _i64),
+        ("held_q", ctypes.c_void_p),
+        ("held_k", ctypes.c_void_p),
+        ("sent", ctypes.c_void_p),
+        ("received", ctypes.c_void_p),
+        ("hops", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+    ]
+
+
 class TensorRow(NamedTuple):
     """As include/fattn/tensors.hpp has it."""
 

@@ -9,6 +9,7 @@ _TORCH = {"torch": (2, 10)}
 # The modules, and what each needs.
 MODULES: dict[str, dict[str, tuple[int, ...]]] = {
     "compat": {},
+    "distributed": _TORCH,
     "lab": {"pandas": (2,)},
     "numpy": {"numpy": ()},
     "precision": _TORCH,
@@ -28,6 +29,7 @@ _MEANT = {
     "activate": "fattn.sdpa.activate is meant",
     "deactivate": "fattn.sdpa.deactivate is meant",
     "compare": "fattn.transformers.compare is meant",
+    "ring_attention": "fattn.distributed.ring_attention is meant",
     "forward": "fattn.numpy.forward is meant, or fattn.attention for torch tensors",
     "backward": "fattn.attention_backward is meant, fattn.numpy.backward for arrays, or o.backward() of what fattn.attention returns",
     "version": "fattn.__version__ is meant",

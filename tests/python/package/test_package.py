@@ -59,10 +59,11 @@ def test_runs_with_old_systems(name):
 
 def test_structs_are_those_of_the_header(tmp_path):
     """The library refuses another size; this holds every offset against the C compiler's."""
-    from fattn import _abi
+    from fattn import _abi, _abi_structs
 
     structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_plan_info": _abi.PlanInfo, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
                "fattn_env_info": _abi.EnvInfo, "fattn_cuda_info": _abi.CudaInfo, "fattn_cache_info": _abi.CacheInfo}
+    structs |= {f"fattn_ring_{name.lower()}": getattr(_abi_structs, f"Ring{name}") for name in ("Problem", "Range", "Hop", "Block", "Schedule")}
     lines, expected = [], []
     for name, struct in structs.items():
         for field, *_ in struct._fields_:

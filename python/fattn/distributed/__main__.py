@@ -1,0 +1,76 @@
+"""`torchrun --nproc-per-node N -m fattn.distributed check|bench`: whether ranks compute what one does, and how fast. JSON on the output of rank 0."""
+
+import argparse
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as distributed
+
+from ._bench import TOLERANCE, bench, largest_error
+from ._front import METHODS
+from ._schedule import LAYOUTS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m fattn.distributed", description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=("check", "bench"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", type=int, help="positions that each rank holds (bench: 32768 on a GPU, 1024 on the CPU; check: 910)")
+    parser.add_argument("--nheads", type=int, default=8)
+    parser.add_argument("--nheads-k", type=int, help="as many as --nheads unless given")
+    parser.add_argument("--headdim", type=int, default=128)
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="bf16 on a GPU, fp32 on the CPU")
+    parser.add_argument("--method", choices=METHODS, default="ring")
+    parser.add_argument("--layout", choices=tuple(LAYOUTS), default="zigzag")
+    parser.add_argument("--no-causal", action="store_true")
+    parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    return parser.parse_args()
+
+
+def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) -> dict:
+    """All methods and layouts, at a length that ranks do not divide."""
+    seqlen = (given.rows or 910) * distributed.get_world_size() + 1
+    nheads_k = given.nheads_k or given.nheads
+    problems, failed = [], 0
+    for method in METHODS:
+        if method == "ulysses" and (given.nheads % distributed.get_world_size() or nheads_k % distributed.get_world_size()):
+            continue
+        for layout in LAYOUTS:
+            for name, options in (("all", {}), ("causal", {"causal": True}), ("window", {"causal": True, "window": (100, 0)})):
+                errors = largest_error(seqlen, given.nheads, nheads_k, given.headdim, dtype, device, method=method, layout=layout, **options)
+                good = all(error <= TOLERANCE[dtype] for error in errors.values())
+                failed += not good
+                problems.append({"method": method, "layout": layout, "mask": name, "seqlen": seqlen, "errors": errors, "passed": good})
+    return {"command": "check", "ranks": distributed.get_world_size(), "dtype": str(dtype).removeprefix("torch."), "problems": problems, "failed": failed}
+
+
+def main() -> int:
+    given = _arguments()
+    if "RANK" not in os.environ:
+        print("fattn.distributed: start it by torchrun --nproc-per-node N -m fattn.distributed ..., which makes the ranks", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if given.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dtype = DTYPES[given.dtype or ("bf16" if device.type == "cuda" else "fp32")]
+    record = _check(given, dtype, device)
+    if given.command == "bench" and not record["failed"]:
+        rows = given.rows or (32768 if device.type == "cuda" else 1024)
+        record = {"command": "bench", "checked": len(record["problems"])} | bench(
+            rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout, not given.no_check,
+            given.seconds)
+    if distributed.get_rank() == 0:
+        print(json.dumps(record), flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return 1 if record.get("failed") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

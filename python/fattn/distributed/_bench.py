@@ -1,0 +1,93 @@
+"""Times ring attention on the ranks that are running, beside one rank's attention of as many tokens; and checks it before."""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+from .._attention import attention
+from ._front import ring_attention
+from ._shard import shard
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def _leaves(shape: tuple[int, ...], nheads_k: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    batch, rows, nheads, headdim = shape
+    return [torch.randn(batch, rows, heads, headdim, device=device).to(dtype).requires_grad_() for heads in (nheads, nheads_k, nheads_k)]
+
+
+def largest_error(seqlen: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, **options: Any) -> dict[str, float]:
+    """Of o and the gradients, against attention of the whole sequence in this process; relative to the largest element. The largest of all ranks."""
+    torch.manual_seed(0)
+    whole = _leaves((1, seqlen, nheads, headdim), nheads_k, dtype, device)
+    dout = torch.randn(1, seqlen, nheads, headdim, device=device).to(dtype)
+    o = attention(*whole, causal=options.get("causal", False), window=options.get("window"))
+    o.backward(dout)
+    layout, group = options.get("layout", "zigzag"), options.get("group")
+    mine = [shard(x.detach(), 1, group, layout).requires_grad_() for x in whole]
+    part = ring_attention(*mine, **options)
+    part.backward(shard(dout, 1, group, layout))
+    errors = {}
+    for name, got, wanted in zip(("o", "dq", "dk", "dv"), (part, *(x.grad for x in mine)), (o, *(x.grad for x in whole))):
+        difference = (got.detach().float() - shard(wanted.detach(), 1, group, layout).float()).abs()
+        error = (difference.max() if difference.numel() else difference.new_zeros(())) / wanted.detach().float().abs().max()
+        distributed.all_reduce(error, distributed.ReduceOp.MAX, group=group)
+        errors[name] = float(error)
+    return errors
+
+
+def _seconds(call: Any, device: torch.device, seconds: float) -> list[float]:
+    """Of each run, without the first two. All ranks run as often."""
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    once()
+    runs = torch.tensor([min(max(5, int(seconds / max(once(), 1e-6))), 200)], device=device)
+    distributed.all_reduce(runs, distributed.ReduceOp.MIN)
+    return [once() for _ in range(int(runs))]
+
+
+def _slowest(times: list[float], device: torch.device) -> float:
+    """The median of runs, each as long as its slowest rank."""
+    every = torch.tensor(times, dtype=torch.float64, device=device)
+    distributed.all_reduce(every, distributed.ReduceOp.MAX)
+    return statistics.median(every.tolist())
+
+
+def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str, check: bool,
+          seconds: float) -> dict[str, Any]:
+    """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other."""
+    n = distributed.get_world_size()
+    options = {"causal": causal, "method": method, "layout": layout, "check": check} | ({} if check else {"seqlen_q": n * rows})
+    mine = _leaves((1, rows, nheads, headdim), nheads_k, dtype, device)
+    dout = torch.randn(1, rows, nheads, headdim, device=device).to(dtype)
+    record: dict[str, Any] = {"ranks": n, "rows": rows, "nheads": nheads, "nheads_k": nheads_k, "headdim": headdim, "dtype": str(dtype).removeprefix("torch."),
+                              "causal": causal, "method": method, "layout": layout, "check": check, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                              "torch": torch.__version__}
+
+    def both(function: Any, **given: Any) -> None:
+        function(*mine, **given).backward(dout)
+
+    def forward(function: Any, **given: Any) -> None:
+        with torch.no_grad():
+            function(*mine, **given)
+
+    for name, run, passes in (("forward", forward, 1.0), ("forward_backward", both, 3.5)):
+        flops = passes * 4 * nheads * headdim * (0.5 if causal else 1.0)
+        alone = _slowest(_seconds(lambda: run(attention, causal=causal), device, seconds), device)
+        together = _slowest(_seconds(lambda: run(ring_attention, **options), device, seconds), device)
+        record[name] = {"seconds_alone": alone, "seconds": together, "tflops_alone": flops * rows**2 / alone / 1e12,
+                        "tflops_a_rank": flops * (n * rows) ** 2 / n / together / 1e12}
+        record[name]["share"] = record[name]["tflops_a_rank"] / record[name]["tflops_alone"]
+    if device.type == "cuda":
+        record["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return record

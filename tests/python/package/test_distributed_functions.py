@@ -1,0 +1,189 @@
+"""fattn.distributed beside ring_attention: shards, positions, decode over a cache that is spread, merges at their limits, groups; the page's training loop."""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+distributed = pytest.importorskip("torch.distributed")
+if not distributed.is_available() or not distributed.is_gloo_available():
+    pytest.skip("this torch is built without gloo", allow_module_level=True)
+
+import torch
+
+import fattn
+import fattn.distributed as fd
+from distributed_cases import defects, random_case
+from distributed_ranks import run_ranks
+from fattn.distributed._blocks import join_sinks, merge_into
+
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "DISTRIBUTED.md"
+
+
+def assert_close(got: torch.Tensor, wanted: torch.Tensor, rtol: float = 1e-6, atol: float = 1e-6) -> None:
+    """torch.testing's imports what takes seconds in every rank."""
+    assert got.shape == wanted.shape
+    same = (got == wanted) | ((got - wanted).abs() <= atol + rtol * wanted.abs())
+    assert same.all(), f"{got[~same]} instead of {wanted[~same]}"
+
+
+def _merged(*parts: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    o, lse = (x.clone() for x in parts[0])
+    for part in parts[1:]:
+        merge_into(o, lse, *part)
+    return o, lse
+
+
+def test_merge_of_distant_parts():
+    """Log-sum-exps that are 1e4 apart, and empty rows, in every order."""
+    o = [torch.full((1, 5, 1, 2), x) for x in (1.0, 3.0)]
+    lse = [torch.tensor([[[0.0, 1e4, -1e4, -torch.inf, -torch.inf]]]), torch.tensor([[[0.0, 0.0, 0.0, 2.0, -torch.inf]]])]
+    o[0][0, 3:], o[1][0, 4] = 0, 0  # as empty rows are
+    wanted = torch.tensor([2.0, 1, 3, 3, 0])
+    for order in ((0, 1), (1, 0)):
+        got, got_lse = _merged(*((o[i], lse[i]) for i in order))
+        assert_close(got[0, :, 0, 0], wanted)
+        assert_close(got_lse[0, 0], torch.tensor([0.6931472, 1e4, 0.0, 2.0, -torch.inf]))
+
+
+def test_merge_keeps_nan():
+    o, lse = _merged((torch.full((1, 1, 1, 1), torch.nan), torch.full((1, 1, 1), torch.nan)), (torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1), -torch.inf)))
+    assert o.isnan().all() and lse.isnan().all()
+
+
+def test_merge_of_many_parts_is_exact():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 7, 2, 8), torch.randn(1, 40, 2, 8), torch.randn(1, 40, 2, 8)
+    parts = [fattn.attention(q, k[:, i : i + 5], v[:, i : i + 5], return_lse=True) for i in range(0, 40, 5)]
+    o, lse = _merged(*parts)
+    sinks = torch.tensor([0.5, -torch.inf])
+    join_sinks(sinks, o, lse)
+    wanted, wanted_lse = fattn.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert_close(o, wanted, rtol=1e-6, atol=1e-6)
+    assert_close(lse, wanted_lse, rtol=1e-6, atol=1e-6)
+
+
+def shards(rank: int) -> None:
+    x = torch.arange(2 * 11 * 3).reshape(2, 11, 3)
+    for layout in ("zigzag", "contiguous"):
+        for dim in (0, 1, 2, -1):
+            assert torch.equal(fd.unshard(fd.shard(x, dim, layout=layout), dim, layout=layout), x)
+        assert torch.equal(fd.positions(11, layout=layout), fd.shard(torch.arange(11), 0, layout=layout))
+        within = fd.positions(11, layout=layout, cu_seqlens=[0, 4, 4, 9, 11])
+        assert torch.equal(within, fd.shard(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1]), 0, layout=layout))
+    y = torch.ones(1, 11, requires_grad=True)
+    fd.shard(y).sum().backward()
+    assert torch.equal(fd.shard(y.grad), torch.ones_like(fd.shard(y.grad))) and y.grad.sum() == fd.shard(y).numel()
+    for wrong, error, words in ((lambda: fd.shard(x, 3), ValueError, "dim is 3 and x has 3 dimensions"),
+                                (lambda: fd.shard(x, layout="ring"), ValueError, "layout is 'ring'; allowed: 'contiguous', 'zigzag'"),
+                                (lambda: fd.unshard(y), NotImplementedError, "x asks for a gradient, which unshard has not"),
+                                (lambda: fd.unshard(x[:, : 5 if rank else 2]), ValueError, "x has 2 rows on rank 0; of 12 positions over 3 ranks it holds 4")):
+        with pytest.raises(error, match=words):
+            wrong()
+
+
+def test_shards():
+    run_ranks(3, shards)
+
+
+def decode(rank: int) -> None:
+    torch.manual_seed(0)
+    q, k, v, sinks = torch.randn(2, 1, 4, 16), torch.randn(2, 50, 2, 16), torch.randn(2, 50, 2, 16), torch.randn(4)
+    begin, end = (0, 7, 7, 50)[rank : rank + 2]  # rank 1 has no keys
+    for options in ({}, {"sinks": sinks, "softcap": 5.0}, {"softmax_scale": 40.0}):
+        o, lse = fd.decode_attention(q, k[:, begin:end], v[:, begin:end], return_lse=True, **options)
+        wanted, wanted_lse = fattn.attention(q, k, v, return_lse=True, **options)
+        assert_close(o, wanted, rtol=1e-5, atol=2e-6)
+        assert_close(lse, wanted_lse, rtol=1e-6, atol=1e-5)
+    used = torch.tensor([[5, 7], [0, 0], [43, 1]], dtype=torch.int32)
+    o = fd.decode_attention(q, k[:, begin:end], v[:, begin:end], seqused_k=used[rank])
+    entries = [torch.cat([k[0:1, :5], k[0:1, 7:]], 1), torch.cat([k[1:, :7], k[1:, 7:8]], 1)], [torch.cat([v[0:1, :5], v[0:1, 7:]], 1), v[1:, :8]]
+    for b in range(2):
+        assert_close(o[b : b + 1], fattn.attention(q[b : b + 1], entries[0][b], entries[1][b]), rtol=1e-5, atol=2e-6)
+
+
+def test_decode_over_a_cache_that_is_spread():
+    run_ranks(3, decode)
+
+
+def in_groups(rank: int) -> list[str]:
+    """Two groups at once, whose ranks are not those of all."""
+    groups = [distributed.new_group([0, 2]), distributed.new_group([1, 3, 4])]
+    group = groups[0] if rank in (0, 2) else groups[1]
+    n = distributed.get_world_size(group)
+    found = [text for seed in range(6) for text in defects(random_case(seed, n), group)]
+    if rank in (0, 2):
+        with pytest.raises(ValueError, match="this process is no rank of group"):
+            fd.shard(torch.zeros(1, 4), group=groups[1])
+    distributed.barrier()  # rank 0 holds the store, and may be ready first
+    return found
+
+
+def test_groups():
+    assert run_ranks(5, in_groups) == [[]] * 5
+
+
+def without_check(rank: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 2, 8) for _ in range(3))
+    o = fd.ring_attention(*map(fd.shard, (q, k, v)), causal=True, check=False, seqlen_q=9)
+    assert_close(fd.unshard(o), fattn.attention(q, k, v, causal=True), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="check is False and seqlen_q is None"):
+        fd.ring_attention(*map(fd.shard, (q, k, v)), check=False)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    assert torch.equal(fd.ring_attention(*(fd.shard(x, group=mesh) for x in (q, k, v)), mesh, causal=True), o)
+    same = [fd.ring_attention(*map(fd.shard, (q, k, v)), causal=True) for _ in range(3)]
+    assert all(torch.equal(x, same[0]) for x in same)
+
+
+def test_without_check():
+    run_ranks(2, without_check)
+
+
+def test_needs_a_group():
+    x = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(RuntimeError, match="torch.distributed is not initialized; call torch.distributed.init_process_group"):
+        fd.ring_attention(x, x, x)
+
+
+def command(rank: int, *arguments: str) -> tuple[int, str]:
+    from fattn.distributed.__main__ import main
+
+    sys.argv = ["fattn.distributed", *arguments, "--device", "cpu", "--nheads", "4", "--nheads-k", "2", "--headdim", "16", "--seconds", "0.01"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        return main(), printed.getvalue()
+
+
+command.makes_group = True
+
+
+def test_check_and_bench():
+    (code, printed), (other_code, nothing) = run_ranks(2, command, "check", "--rows", "40")
+    record = json.loads(printed)
+    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 18
+    assert all(0 <= error < 1e-5 for problem in record["problems"] for error in problem["errors"].values())
+    record = json.loads(run_ranks(2, command, "bench", "--rows", "64")[0][1])
+    assert record["ranks"] == 2 and all(0 < record[name]["tflops_a_rank"] and 0 < record[name]["share"] for name in ("forward", "forward_backward"))
+
+
+def losses(rank: int, loop: str) -> list[float]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(loop, str(PAGE), "exec"), {"__name__": "__main__"})  # a program would import torch anew
+    return [float(x) for x in re.findall(r"^step \d: loss ([\d.]+)$", printed.getvalue(), re.MULTILINE)]
+
+
+losses.makes_group = True
+
+
+def test_training_loop_of_the_page():
+    loop, = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    one, three = run_ranks(1, losses, loop), run_ranks(3, losses, loop)
+    assert len(one[0]) == 3 and one[0][0] > one[0][2]
+    for others in three:
+        assert others == pytest.approx(one[0], abs=3e-5)
