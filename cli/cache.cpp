@@ -242,6 +242,7 @@ constexpr const char* kProblemFooter =
 void add_problem(CLI::App& command, CacheFlags& flags) {
   flags.problem.add_problem_to(command);
   command.add_flag("--deterministic", flags.problem.target.deterministic, "A backward pass that gives the same bits every run");
+  command.add_flag("--batch-invariant", flags.problem.target.batch_invariant, "A forward pass where the bits of a row are its own");
   command.add_option("--cuda-level", flags.problem.target.cuda_level, "Kernels for this compute capability; 0: the best for the architecture")
       ->transform(one_of({"0", "75", "80"}))
       ->type_name("N")

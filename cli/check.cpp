@@ -177,6 +177,7 @@ int check_cases(const CheckFlags& flags) {
   target.device = flags.target.on_cuda() ? Device::kCuda : Device::kCpu;
   target.device_index = flags.target.device_index();
   target.deterministic = options.deterministic;
+  target.batch_invariant = options.batch_invariant;
   target.cuda_level = options.cuda_level;
 
   Output out(flags.output, flags.json);
@@ -197,6 +198,7 @@ int check_cases(const CheckFlags& flags) {
             {"algorithm", flags.target.algorithm},
             {"isa", flags.target.isa},
             {"deterministic", target.deterministic},
+            {"batch_invariant", target.batch_invariant},
             {"cuda_level", target.cuda_level},
             {"threads", flags.target.threads},
             {"passed", report.passed()},
@@ -205,9 +207,10 @@ int check_cases(const CheckFlags& flags) {
             {"environment", measure::environment()},
             {"cases", results}};
   };
-  const std::string where = fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}", flags.target.device, flags.target.backend,
-                                        flags.target.algorithm, flags.target.isa, target.deterministic ? ", deterministic" : "",
-                                        target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
+  const std::string where =
+      fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}{}", flags.target.device, flags.target.backend, flags.target.algorithm,
+                  flags.target.isa, target.deterministic ? ", deterministic" : "", target.batch_invariant ? ", batch invariant" : "",
+                  target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
   out.say(fmt::format("{} case{} on {}", cases.size(), cases.size() == 1 ? "" : "s", where), 2);
   const auto start = std::chrono::steady_clock::now();
   {

@@ -42,6 +42,7 @@ void compile_beside(const std::vector<ProblemSpec>& specs, const Options& librar
   const std::vector<Group> groups = groups_of(specs);
   std::vector<std::string> argv = {"/proc/self/exe", "cache", "warm", "--stdin"};
   if (library.deterministic) argv.emplace_back("--deterministic");
+  if (library.batch_invariant) argv.emplace_back("--batch-invariant");
   if (library.cuda_level > 0) argv.insert(argv.end(), {"--cuda-level", std::to_string(library.cuda_level)});
   std::atomic<size_t> next{0};
   std::mutex mutex;

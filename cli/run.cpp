@@ -42,7 +42,7 @@ using Json = nlohmann::ordered_json;
 
 struct RunFlags {
   std::string input, output, layout = "bshd", json;
-  bool causal = false, verify = false;
+  bool causal = false, verify = false, fp32_outputs = false;
   int64_t window_left = -1, window_right = -1;
   std::optional<double> softmax_scale;
   double softcap = 0, p_dropout = 0;
@@ -108,11 +108,22 @@ Table table_of(const char* title, const std::vector<Held*>& tensors) {
   return table;
 }
 
+// o, which the backward pass takes in q's dtype, or with one the gradients of q, k and v.
+void widen_outputs(RunTensors& t) {
+  if (t["q"].dtype != DType::kF16 && t["q"].dtype != DType::kBF16)
+    throw std::runtime_error(
+        fmt::format("--fp32-outputs: q is {}; outputs are wider than inputs of F16 and BF16. Leave it out", file_name_of(t["q"].dtype)));
+  if (!t.backward()) t["o"].dtype = DType::kF32;
+  for (const char* name : {"dq", "dk", "dv"})
+    if (t.backward()) t[name].dtype = DType::kF32;
+}
+
 // Fills `record` as it goes, so that a failure leaves what was known by then. Returns the exit code.
 int run(const RunFlags& flags, Json& record) {
   Output out(flags.format, flags.json);
   const safetensors::Reader file(flags.input);
   RunTensors t = describe(file, flags.layout == "bhsd");
+  if (flags.fp32_outputs) widen_outputs(t);
   for (Held* held : t.inputs()) record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
   out.print(table_of("Read", t.inputs()));
   for (const safetensors::TensorEntry& other : file.header().tensors)
@@ -308,12 +319,14 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax [1/sqrt(headdim)]")->type_name("X");
   flags->target.add_to(*command);
+  command->add_flag("--fp32-outputs", flags->fp32_outputs, "Of inputs of 16 bits o in F32, or with do dq, dk and dv: not rounded once more");
   command->add_flag("--verify", flags->verify, "Judge the result against the float64 oracle (slow); exit 1 and write nothing if it fails");
   command->add_option("--json", flags->json, "Write what was done as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
   flags->format.add_to(*command);
   command->footer(
       "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype. Outputs have "
-      "the inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row. heads of q is a multiple of heads of "
+      "the inputs' dtype (but for --fp32-outputs) and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row. heads of q "
+      "is a multiple of heads of "
       "k and v (GQA, MQA).\n\n"
       "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only.\n"
       "alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the distance to the query's own position.\n"

@@ -73,6 +73,8 @@ void TargetFlags::add_to(CLI::App& command) {
       ->check(whole_number(0, 1024))
       ->capture_default_str();
   command.add_flag("--deterministic", deterministic, "CUDA: a backward pass that gives the same bits every run; the CPU always does");
+  command.add_flag("--batch-invariant", batch_invariant,
+                   "A forward pass where the bits of a row do not depend on what else is in the call, nor on how its sequence is divided");
   command.add_option("--cuda-level", cuda_level, "CUDA: kernels for this compute capability; 0: the best for the device")
       ->transform(one_of({"0", "75", "80"}))
       ->type_name("N")
@@ -86,6 +88,7 @@ void TargetFlags::apply_to(Options& options) const {
   options.cpu_isa = value_of(isa, kIsas);
   options.num_threads = threads;
   options.deterministic = deterministic;
+  options.batch_invariant = batch_invariant;
   options.cuda_level = cuda_level;
   if (on_cuda() && options.backend == Backend::kAuto) options.backend = Backend::kCuda;
 }
@@ -94,6 +97,7 @@ std::vector<std::string> TargetFlags::repeating_flags() const {
   std::vector<std::string> flags = {"--device", device,  "--backend", backend,     "--algorithm",
                                     algorithm,  "--isa", isa,         "--threads", std::to_string(threads)};
   if (deterministic) flags.emplace_back("--deterministic");
+  if (batch_invariant) flags.emplace_back("--batch-invariant");
   if (cuda_level != 0) flags.insert(flags.end(), {"--cuda-level", std::to_string(cuda_level)});
   return flags;
 }

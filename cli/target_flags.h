@@ -17,7 +17,7 @@ CLI::Option* add_device(CLI::App& command, std::string& device);
 struct TargetFlags {
   std::string device = "cpu", backend = "auto", algorithm = "auto", isa = "auto";
   int threads = 0, cuda_level = 0;
-  bool deterministic = false;
+  bool deterministic = false, batch_invariant = false;
 
   bool on_cuda() const { return device != "cpu"; }
   int device_index() const;  // of a CUDA device

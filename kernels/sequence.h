@@ -52,22 +52,35 @@ __device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
   return p.lengths != nullptr ? given_sequence<true>(p, n) : given_sequence<false>(p, n);
 }
 
-// Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements of q, k, v, o and their
-// gradients are as large as Bits. The workspace is the kernels' own business.
+// What an element of o, dq, dk and dv is, beside inputs of Bits.
+template <class Bits, bool kFp32>
+struct OutputBits {
+  using Type = Bits;
+};
 template <class Bits>
+struct OutputBits<Bits, true> {
+  using Type = float;
+};
+
+// Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements of inputs are as large as
+// Bits, those of o and of gradients as Out (a backward pass, which reads o, has no use for it there). The workspace is the kernels' own business.
+template <class Bits, class Out = Bits>
 __device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at) {
   const auto forward_to = [](const void* tensor, const TensorStrides& strides, int row) {
     return static_cast<const void*>(static_cast<const Bits*>(tensor) + row * strides.row);
   };
+  const auto output_at = [](void* tensor, const TensorStrides& strides, int row) {
+    return static_cast<void*>(static_cast<Out*>(tensor) + row * strides.row);
+  };
   p.q = forward_to(p.q, p.q_strides, at.q.begin);
   p.k = forward_to(p.k, p.k_strides, at.k.begin);
   p.v = forward_to(p.v, p.v_strides, at.k.begin);
-  p.o = const_cast<void*>(forward_to(p.o, p.o_strides, at.q.begin));
+  p.o = output_at(p.o, p.o_strides, at.q.begin);
   if (p.lse != nullptr) p.lse += at.q.begin * p.lse_strides.row;
   p.dout = forward_to(p.dout, p.dout_strides, at.q.begin);
-  p.dq = const_cast<void*>(forward_to(p.dq, p.dq_strides, at.q.begin));
-  p.dk = const_cast<void*>(forward_to(p.dk, p.dk_strides, at.k.begin));
-  p.dv = const_cast<void*>(forward_to(p.dv, p.dv_strides, at.k.begin));
+  p.dq = output_at(p.dq, p.dq_strides, at.q.begin);
+  p.dk = output_at(p.dk, p.dk_strides, at.k.begin);
+  p.dv = output_at(p.dv, p.dv_strides, at.k.begin);
   p.dlse += at.q.begin * p.dlse_strides.row;
   p.document_q += at.q.begin;
   p.document_k += at.k.begin;
@@ -100,7 +113,7 @@ __device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& ca
   if constexpr (kPair.packed) {
     using Params = typename OwnTypes<kPair.paged>::Params;
     Params own = static_cast<const Params&>(call);
-    enter_sequence<Bits>(own, given_sequence<kPair.lengths, kPair.paged>(own, n));
+    enter_sequence<Bits, typename OutputBits<Bits, kPair.fp32_out>::Type>(own, given_sequence<kPair.lengths, kPair.paged>(own, n));
     return own;
   } else {
     return (call);

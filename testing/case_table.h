@@ -63,6 +63,7 @@ void add_layouts(Table& table);
 void add_inputs(Table& table);
 void add_sigmas(Table& table);
 void add_options(Table& table);
+void add_fp32_outputs(Table& table);
 // testing/cases_scores.cpp
 void add_windows(Table& table);
 void add_softcaps(Table& table);

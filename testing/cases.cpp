@@ -44,6 +44,7 @@ const std::vector<Case>& all_cases() {
       add_inputs(table);
       add_sigmas(table);
       add_options(table);
+      add_fp32_outputs(table);
       add_windows(table);
       add_softcaps(table);
       add_key_lengths(table);
@@ -108,6 +109,7 @@ std::string name_of(const Case& c) {
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);
   if (!c.want_lse) name << "-nolse";
+  if (c.fp32_outputs) name << "-fp32out";
   if (c.dlse) name << "-dlse";
   if (!c.backward) name << "-fwd";
   return name.str();

@@ -81,10 +81,12 @@ struct Case {
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;
   bool want_lse = true;
-  bool dlse = false;     // backward with a gradient of lse; NaN in rows that have none
-  bool backward = true;  // false: forward only
+  bool fp32_outputs = false;  // o, dq, dk and dv in fp32, whatever the dtype, which o has in the backward pass
+  bool dlse = false;          // backward with a gradient of lse; NaN in rows that have none
+  bool backward = true;       // false: forward only
   uint64_t seed = 1;
 
+  DType out_dtype() const { return fp32_outputs ? DType::kF32 : dtype; }
   double scale() const;                         // softmax_scale or its default
   bool has_scores() const;                      // a score depends on more than q k, mask and softcap; or dropout
   bool meant_nonfinite() const;                 // NaN or Inf among the inputs, so NaN and Inf are allowed in the outputs

@@ -188,4 +188,52 @@ void add_options(Table& table) {
   table.add(c);
 }
 
+// Of every way to store them (fp32 has no other): tiles and their ends, widths that fill no vector, groups, decode, packed sequences with rows behind
+// the last.
+void add_fp32_outputs(Table& table) {
+  const auto add = [&](Case c) {
+    c.fp32_outputs = true;
+    table.add(c);
+  };
+  for (const int64_t headdim : {64, 128, 256}) {
+    Case c = shape(2, 130, 200, 2, 1, headdim);
+    c.causal = headdim != 128;
+    add(c);
+  }
+  Case c = shape(2, 70, 90, 4, 2, 40);
+  c.headdim_v = 72;
+  c.layout = Layout::kPadded;
+  add(c);
+  c = shape(1, 65, 70, 2, 2, 9);
+  c.headdim_v = 13;
+  add(c);
+  c = shape(2, 129, 129, 2, 2, 64);
+  c.layout = Layout::kPacked;
+  add(c);
+  c.layout = Layout::kBhsd;
+  c.softcap = 20;
+  c.inputs = Inputs::kManyNonfinite;
+  add(c);
+  c = shape(5, 100, 150, 2, 1, 128);
+  c.varlen = true;
+  c.causal = true;
+  add(c);
+  c.key_lengths = true;
+  c.window_left = 40;
+  add(c);
+  c = shape(3, 90, 100, 4, 2, 64);
+  c.key_lengths = true;
+  c.bias = Pairs::kHeads;
+  c.sinks = true;
+  c.p_dropout = 0.2;
+  add(c);
+  add(decoding(1, 700, 8, 2, 128));
+  add(decoding(3, 1500, 8, 1, 64));
+  c = decoding(1, 640, 4, 4, 80);
+  c.key_lengths = true;
+  c.page_size = 16;
+  c.sinks = true;
+  add(c);
+}
+
 }  // namespace fattn::testing

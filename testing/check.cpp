@@ -194,7 +194,9 @@ bool in_16_bits(DType dtype) { return dtype == DType::kF16 || dtype == DType::kB
 // An eighth of a unit in the last place of a weight near 1, for the dtypes that have fewer digits than lse.
 double weight_rounding(DType dtype) { return in_16_bits(dtype) ? ulp(dtype, 1.0) / 8 : 0.0; }
 
-std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options);
+// `out`: the dtype of o.
+std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, DType out, const ScoreTensors& scores,
+                                     const Options& options);
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options);
 
 // Numbers of some rows, to their place among `total` of `heads` each.
@@ -216,14 +218,15 @@ void put_peer(Expected& to, const Expected& from, int64_t begin, int64_t heads, 
 }
 
 // Of packed sequences: each is expected to be what it is alone. Rows of none are empty.
-std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, const Tensor& v, DType out, const ScoreTensors& scores,
+                                            const Options& options) {
   const int64_t total = q.shape(0), nheads = q.shape(1), width = nheads * v.shape(2);
   std::vector<Expected> all{{"o", Dense(static_cast<size_t>(total * width), 0.0), 0},
                             {"lse", Dense(static_cast<size_t>(total * nheads), -kInfinity), 0, low_lse(q.dtype())}};
   for (const OneSequence& one : sequences_of(scores)) {
     int64_t state[2];
     const std::vector<Expected> alone =
-        expect_forward(queries_of(q, one), keys_of(k, one), keys_of(v, one), scores_of(scores, one, nheads, state), options);
+        expect_forward(queries_of(q, one), keys_of(k, one), keys_of(v, one), out, scores_of(scores, one, nheads, state), options);
     put_rows(all[0].values, alone[0].values, one.q_begin, width);
     for (int64_t h = 0; h < nheads; ++h)
       for (int64_t i = 0; i < one.seqlen_q; ++i)
@@ -282,12 +285,13 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
 }
 
 // Of the forward pass: o, lse.
-std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, DType out, const ScoreTensors& scores,
+                                     const Options& options) {
   if (scores.block_table) {
     const Unpaged keys(k, v, scores);
-    return expect_forward(q, keys.k(), keys.v(), keys.scores(), options);
+    return expect_forward(q, keys.k(), keys.v(), out, keys.scores(), options);
   }
-  if (scores.cu_seqlens_q) return expect_packed_forward(q, k, v, scores, options);
+  if (scores.cu_seqlens_q) return expect_packed_forward(q, k, v, out, scores, options);
   const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias), wide_sinks = widen(scores.sinks);
   Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));
   ForwardTensors oracle;
@@ -299,16 +303,17 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   oracle.scores = oracle_scores(scores, wide_bias, wide_sinks);
   forward(oracle, oracle_options(options));
   ModelShape model = model_shape(q, k, v, scores, options);
+  model.fp32_out = out != q.dtype();
   const ModelForward standard = standard_forward(model, wide_q.values, wide_k.values, wide_v.values);
   const DType lse_dtype = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   // Weights that dropout leaves need not sum to 1: what fp32 makes of each stays in o.
   const double weights = options.p_dropout > 0 && lse_dtype == DType::kF32 ? 2 * ulp(DType::kF32, 1.0) * largest_finite(o) : 0;
-  std::vector<Expected> all{expected("o", o, standard.o, kForwardFactor, q.dtype(), weights),
+  std::vector<Expected> all{expected("o", o, standard.o, kForwardFactor, out, weights),
                             expected("lse", lse, standard.lse, kForwardFactor, lse_dtype,
                                      std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())), low_lse(q.dtype()))};
   if (in_16_bits(q.dtype())) {
     model.fused = true;
-    hold_against(all[0], standard_forward(model, wide_q.values, wide_k.values, wide_v.values).o, v.shape(3), q.dtype(), kForwardFactor, kRmsFactor);
+    hold_against(all[0], standard_forward(model, wide_q.values, wide_k.values, wide_v.values).o, v.shape(3), out, kForwardFactor, kRmsFactor);
     for (int64_t row = 0; row < static_cast<int64_t>(all[0].peer_rows.size()); ++row) {  // in the order of o
       const int64_t h = row % q.shape(2), i = row / q.shape(2) % q.shape(1), b = row / q.shape(2) / q.shape(1);
       if (lse[static_cast<size_t>((b * q.shape(2) + h) * q.shape(1) + i)] < kLowestLse)
@@ -346,14 +351,15 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   ModelShape model = model_shape(t.q, t.k, t.v, t.scores, options);
   model.dbias = t.dbias;
   model.dlse = dlse.values;
+  model.fp32_out = t.dq.dtype() != t.q.dtype();
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
-  const DType dtype = t.q.dtype();
+  const DType dtype = t.q.dtype(), out = t.dq.dtype();
   const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
   const double dp_rounding = 2 * ulp(sums, standard.dp_terms),
                scaled = dp_rounding * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
-  std::vector<Expected> all{expected("dq", dq, standard.dq, kGradientFactor, dtype, scaled * standard.k_terms),
-                            expected("dk", dk, standard.dk, kGradientFactor, dtype, scaled * standard.q_terms),
-                            expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
+  std::vector<Expected> all{expected("dq", dq, standard.dq, kGradientFactor, out, scaled * standard.k_terms),
+                            expected("dk", dk, standard.dk, kGradientFactor, out, scaled * standard.q_terms),
+                            expected("dv", dv, standard.dv, kGradientFactor, out, ulp(sums, standard.score_terms) * standard.dout_terms)};
   if (t.dbias) all.push_back(expected("dbias", dbias, standard.dbias, kGradientFactor, t.dbias.dtype(), dp_rounding * standard.p_terms));
   if (t.dsinks)
     all.push_back(expected("dsinks", dsinks, standard.dsinks, kGradientFactor, t.dsinks.dtype(),
@@ -365,9 +371,9 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
     const double of_weights = ulp(sums, standard.score_terms) * standard.dp_terms * std::fabs(model.softmax_scale);  // by the last place of a score
     all[0].last_places += of_weights * standard.k_terms;
     all[1].last_places += of_weights * standard.q_terms;
-    hold_against(all[0], peer.dq, t.q.shape(3), dtype, kGradientFactor, factor);
-    hold_against(all[1], peer.dk, t.k.shape(3), dtype, kGradientFactor, factor);
-    hold_against(all[2], peer.dv, t.v.shape(3), dtype, kGradientFactor, kRmsFactor);
+    hold_against(all[0], peer.dq, t.q.shape(3), out, kGradientFactor, factor);
+    hold_against(all[1], peer.dk, t.k.shape(3), out, kGradientFactor, factor);
+    hold_against(all[2], peer.dv, t.v.shape(3), out, kGradientFactor, kRmsFactor);
     all[0].of_scores = all[1].of_scores = true;
   }
   return all;
@@ -448,10 +454,10 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
     if (c.inputs == Inputs::kRising || c.inputs == Inputs::kConstant)
       for (Expected& one : all) one.peer_rows.clear();
   };
-  d.forward = expect_forward(d.inputs.q, d.inputs.k, d.inputs.v, d.inputs.scores, options);
+  d.forward = expect_forward(d.inputs.q, d.inputs.k, d.inputs.v, c.out_dtype(), d.inputs.scores, options);
   only_samples(d.forward);
   if (!c.backward) return;
-  d.saved = make_forward(c);
+  d.saved = make_saved(c);
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
   if (c.dlse) {  // in a row without a gradient it is never looked at
@@ -542,7 +548,7 @@ Rounding rounding_of(Device device, Algorithm algorithm) {
 }
 
 std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options, Rounding rounding) {
-  const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, t.scores, options);
+  const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, t.o.dtype(), t.scores, options);
   if (options.algorithm == Algorithm::kStandard) rounding = Rounding::kTextbook;
   std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o, rounding)};
   if (t.lse) verdicts.push_back(judge(wanted[1], t.lse, rounding));

@@ -81,6 +81,7 @@ struct Target {
   int device_index = 0;
   bool deterministic = false;
   int cuda_level = 0;
+  bool batch_invariant = false;
 };
 
 // A case with its inputs, the oracle's outputs and the bounds: made once, run on any number of targets.

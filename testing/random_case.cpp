@@ -43,6 +43,7 @@ Case random_case(DType dtype, uint64_t n, int64_t most_headdim) {
   c.documents = static_cast<Documents>(one_in(3) ? 1 + below(2) : 0);
   c.scattered = c.varlen && c.key_lengths && one_in(2);
   c.sinks = one_in(3);
+  c.fp32_outputs = dtype != DType::kF32 && dtype != DType::kF64 && one_in(4);
   if (one_in(5)) {
     constexpr int64_t kSizes[] = {1, 3, 16, 64, 100, 256};
     c = *in_pages(c, kSizes[below(6)]);

@@ -26,6 +26,7 @@ Options options_of(const Case& c, const Target& target) {
   options.cpu_isa = target.isa;
   options.num_threads = target.num_threads;
   options.deterministic = target.deterministic;
+  options.batch_invariant = target.batch_invariant;
   options.cuda_level = target.cuda_level;
   return options;
 }
@@ -42,8 +43,17 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   }
   const auto at = [&](const Tensor& t) { return on_device ? mirror.at(t) : t; };
   forward(each_tensor(ForwardTensors{in.q, in.k, in.v, out.o, out.lse, {}, in.scores}, at), options);
+  CaseForward saved;  // for the backward pass
+  if (c.backward && c.fp32_outputs) {
+    if (on_device) mirror.fetch();
+    saved = make_saved(c);
+    write(saved.o, read(out.o));
+    write(saved.lse, read(out.lse));
+    if (on_device) mirror.add(saved.blocks);
+  }
+  const CaseForward& given = c.fp32_outputs ? saved : out;
   if (c.backward)
-    backward(each_tensor(BackwardTensors{in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse,
+    backward(each_tensor(BackwardTensors{in.q, in.k, in.v, given.o, given.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse,
                                          grads.dsinks},
                          at),
              options);

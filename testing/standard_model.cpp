@@ -209,7 +209,7 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
           out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] =
-              rounded<Real>(s.dtype, factor * o[static_cast<size_t>(d)]);
+              rounded<Real>(s.result(), factor * o[static_cast<size_t>(d)]);
       }
     }
   return out;
@@ -222,7 +222,7 @@ void store_head(Dense& to, const Matrix<Real>& from, const ModelShape& s, Real s
   for (int64_t i = 0; i < seqlen; ++i)
     for (int64_t d = 0; d < headdim; ++d)
       to[static_cast<size_t>(((b * seqlen + i) * heads + h) * headdim + d)] =
-          rounded<Real>(s.dtype, scale * from[static_cast<size_t>(i * headdim + d)]);
+          rounded<Real>(s.result(), scale * from[static_cast<size_t>(i * headdim + d)]);
 }
 
 // to[d] += weight * |row[d]|, and the largest finite element of all.

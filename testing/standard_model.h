@@ -33,12 +33,14 @@ struct ModelShape {
   ScoreTensors scores = {};  // in host memory, as they are given
   double p_dropout = 0;
   bool fused = false;
+  bool fp32_out = false;              // o, dq, dk and dv are not rounded once more
   Tensor dbias = {};                  // whose shape says what its gradient is summed over; absent: none is made
   Dense dlse = {};                    // the gradient of lse; empty: absent
   int64_t keys(int64_t batch) const;  // that a batch entry has
   // Row i sees the keys [visible_begin(i), visible_end(i)).
   int64_t visible_begin(int64_t batch, int64_t row) const;
   int64_t visible_end(int64_t batch, int64_t row) const;
+  DType result() const { return fp32_out ? DType::kF32 : dtype; }                       // of o, dq, dk and dv
   DType stored() const { return fused && dtype != DType::kF64 ? DType::kF32 : dtype; }  // what S and dP are rounded to
 };
 

@@ -42,6 +42,9 @@ bool gpu_computes_scores(const Target& target, const Case& c) {
 }  // namespace
 
 bool is_to_compute(const Target& target, const Case& c) {
+  if (c.fp32_outputs && target.backend == Backend::kCuda &&
+      (target.algorithm == Algorithm::kStandard || target.algorithm == Algorithm::kV1 || (target.algorithm == Algorithm::kV3 && c.backward)))
+    return false;
   const bool scores = c.has_scores(), window = c.window_left != -1 || c.window_right != -1 || c.softcap != 0;
   return (!scores && !window) || target.backend == Backend::kReference ||
          (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard && target.algorithm != Algorithm::kV1) ||

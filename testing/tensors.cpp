@@ -36,8 +36,8 @@ struct RowsShape {
 };
 
 // One tensor in a block of its own.
-Tensor place_rows(std::vector<TensorBlock>& blocks, const Case& c, Layout layout, RowsShape s, int64_t guard, unsigned char fill) {
-  const auto block = [&](int64_t elements) -> TensorBlock& { return blocks.emplace_back(c.dtype, elements, guard, fill); };
+Tensor place_rows(std::vector<TensorBlock>& blocks, DType dtype, Layout layout, RowsShape s, int64_t guard, unsigned char fill) {
+  const auto block = [&](int64_t elements) -> TensorBlock& { return blocks.emplace_back(dtype, elements, guard, fill); };
   switch (layout) {
     case Layout::kBshd:
     case Layout::kPacked:
@@ -57,9 +57,9 @@ Tensor place_rows(std::vector<TensorBlock>& blocks, const Case& c, Layout layout
 }
 
 // q-, k- and v-like tensors in one block: (batch, seqlen, nheads + 2 nheads_k, headdim).
-void place_packed(std::vector<TensorBlock>& blocks, const Case& c, int64_t guard, unsigned char fill, Tensor& q, Tensor& k, Tensor& v) {
+void place_packed(std::vector<TensorBlock>& blocks, const Case& c, DType dtype, int64_t guard, unsigned char fill, Tensor& q, Tensor& k, Tensor& v) {
   const int64_t d = c.headdim, row = (c.nheads + 2 * c.nheads_k) * d, batch = c.seqlen_q * row;
-  TensorBlock& block = blocks.emplace_back(c.dtype, c.batch * batch, guard, fill);
+  TensorBlock& block = blocks.emplace_back(dtype, c.batch * batch, guard, fill);
   q = block.place(0, {c.batch, c.seqlen_q, c.nheads, d}, {batch, row, d, 1});
   k = block.place(c.nheads * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
   v = block.place((c.nheads + c.nheads_k) * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
@@ -312,7 +312,7 @@ void put_in_pages(const Case& c, CaseInputs& in) {
     const int64_t heads = from.shape(from.ndim() - 2), headdim = from.shape(from.ndim() - 1), width = heads * headdim;
     const Dense rows = read(from);
     const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
-    const Tensor to = place_rows(in.blocks, c, layout, {table.pages, c.page_size, heads, headdim}, 0, TensorBlock::kUnwritten);
+    const Tensor to = place_rows(in.blocks, c.dtype, layout, {table.pages, c.page_size, heads, headdim}, 0, TensorBlock::kUnwritten);
     Dense values(static_cast<size_t>(to.size()), std::numeric_limits<double>::quiet_NaN());
     for (size_t n = keys.size(); n-- > 0;)  // what is shared is the first entry's
       for (int64_t j = 0; j < keys[n]; ++j) {
@@ -338,14 +338,14 @@ CaseInputs make_inputs(const Case& c) {
   in.blocks.reserve(18);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
-    place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
+    place_packed(in.blocks, c, c.dtype, 0, kNan, in.q, in.k, in.v);
   } else {
     const Layout k_layout = c.varlen ? q_layout : c.layout;
-    in.q = as_given(c, place_rows(in.blocks, c, q_layout, q_shape, 0, kNan));
-    in.k = as_given(c, place_rows(in.blocks, c, k_layout, k_shape, 0, kNan));
-    in.v = as_given(c, place_rows(in.blocks, c, k_layout, v_shape, 0, kNan));
+    in.q = as_given(c, place_rows(in.blocks, c.dtype, q_layout, q_shape, 0, kNan));
+    in.k = as_given(c, place_rows(in.blocks, c.dtype, k_layout, k_shape, 0, kNan));
+    in.v = as_given(c, place_rows(in.blocks, c.dtype, k_layout, v_shape, 0, kNan));
   }
-  in.dout = as_given(c, place_rows(in.blocks, c, q_layout, o_shape, 0, kNan));
+  in.dout = as_given(c, place_rows(in.blocks, c.dtype, q_layout, o_shape, 0, kNan));
   if (c.dlse) in.dlse = place_dlse(in.blocks, c);
   in.scores = make_scores(c, in.blocks);
 
@@ -417,18 +417,25 @@ CaseInputs make_inputs(const Case& c) {
   return in;
 }
 
-CaseForward make_forward(const Case& c) {
+namespace {
+
+CaseForward make_forward_as(const Case& c, DType dtype_of_o) {
   CaseForward out;
   out.blocks.reserve(2);
   const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   const RowsShape s = rows_of(c, false, c.nheads, c.headdim_v);
-  out.o = as_given(c, place_rows(out.blocks, c, layout, s, kGuardElements, TensorBlock::kCanary));
+  out.o = as_given(c, place_rows(out.blocks, dtype_of_o, layout, s, kGuardElements, TensorBlock::kCanary));
   const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const int64_t row = c.layout == Layout::kPadded ? 2 : 1, head = s.seqlen * row + (c.layout == Layout::kPadded ? 1 : 0);
   TensorBlock& block = out.blocks.emplace_back(dtype, s.batch * c.nheads * head, kGuardElements, TensorBlock::kCanary);
   out.lse = as_given(c, block.place(0, {s.batch, c.nheads, s.seqlen}, {c.nheads * head, head, row}));
   return out;
 }
+
+}  // namespace
+
+CaseForward make_forward(const Case& c) { return make_forward_as(c, c.out_dtype()); }
+CaseForward make_saved(const Case& c) { return make_forward_as(c, c.dtype); }
 
 CaseGradients make_gradients(const Case& c) {
   CaseGradients out;
@@ -440,12 +447,12 @@ CaseGradients make_gradients(const Case& c) {
     out.dbias =
         place_pairs(out.blocks, c, c.bias == Pairs::kExpanded ? Pairs::kAll : c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, kGuardElements, kCanary);
   if (c.layout == Layout::kPacked) {
-    place_packed(out.blocks, c, kGuardElements, kCanary, out.dq, out.dk, out.dv);
+    place_packed(out.blocks, c, c.out_dtype(), kGuardElements, kCanary, out.dq, out.dk, out.dv);
     return out;
   }
   const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   const auto rows = [&](bool keys, int64_t heads, int64_t headdim) {
-    return as_given(c, place_rows(out.blocks, c, layout, rows_of(c, keys, heads, headdim), kGuardElements, kCanary));
+    return as_given(c, place_rows(out.blocks, c.out_dtype(), layout, rows_of(c, keys, heads, headdim), kGuardElements, kCanary));
   };
   out.dq = rows(false, c.nheads, c.headdim);
   out.dk = rows(true, c.nheads_k, c.headdim);

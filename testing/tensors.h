@@ -59,12 +59,13 @@ struct CaseInputs {
 };
 CaseInputs make_inputs(const Case& c);
 
-// o and lse of a case: to write (guarded), or to hand to the backward pass.
+// o and lse of a case: to write (guarded), or, with o in the case's dtype, to hand to the backward pass.
 struct CaseForward {
   Tensor o, lse;
   std::vector<TensorBlock> blocks;
 };
 CaseForward make_forward(const Case& c);
+CaseForward make_saved(const Case& c);
 
 // dq, dk, dv of a case, dbias if it has a bias, and dsinks if it has sinks, guarded.
 struct CaseGradients {

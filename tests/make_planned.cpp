@@ -176,7 +176,8 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
     const bool lengths = pair.lengths || pair.packed;
-    const bool fits = pair.bias != 0   ? its.takes_terms()
+    const bool fits = pair.fp32_out    ? its.has_registers()
+                      : pair.bias != 0 ? its.takes_terms()
                       : pair.mask      ? its.takes_mask(lengths)
                       : pair.documents ? its.takes_documents(lengths || pair.alibi, pair.dropout || score == cuda::V3Score::kCapped, pair.packed)
                       : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
@@ -207,12 +208,14 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
-void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false, bool in_pages = false) {
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false, bool in_pages = false,
+                bool fp32_out = false) {
   const cuda::V2Target device = cuda::target_of(arch);
   if (device.level < 80) return;
   Problem problem = contiguous(dtype, headdim, headdim, false);
   problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
   problem.has_sinks = sinks;
+  problem.fp32_out = fp32_out;
   if (in_pages) problem = paged(problem);
   const cuda::DecodeTarget target{device, 1, 1};
   for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
@@ -363,6 +366,68 @@ void add_paged(List& list, int arch, Which which) {
   add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, true, true);
   list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, once);
   list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, once);
+}
+
+// Outputs in fp32: by themselves in every kernel that writes some, and beside what is hardest.
+void add_fp32_outputs(List& list, int arch, Which which) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    if (dtype == DType::kF16 && arch != 75) continue;  // compiled to nearly the same
+    for (const int headdim : {64, 128, 256})
+      for (const bool causal : {false, true}) {
+        Problem problem = contiguous(dtype, headdim, headdim, causal);
+        problem.fp32_out = true;
+        const Which one = headdim == 128 && causal && dtype == DType::kBF16 ? which : Which::kFull;
+        add_forward(list, arch, problem, true, one);
+        add_forward(list, arch, problem, false, Which::kFull);
+        add_backward(list, arch, problem, true, false, one);
+        add_backward(list, arch, problem, false, true, Which::kFull);
+        for (const bool window : {false, true}) {
+          const Problem all = with_pairs(with_features(problem, window && !causal, window), true);
+          add_forward(list, arch, all, true, Which::kFull);
+          add_backward(list, arch, all, true, false, Which::kFull);
+        }
+        const Problem sequences = packed(with_features(problem, !causal, false), false);
+        add_forward(list, arch, sequences, true, Which::kFull);
+        add_backward(list, arch, sequences, true, false, Which::kFull);
+        add_forward(list, arch, paged(problem), true, Which::kFull);
+      }
+  }
+  const Which once = arch == 90 ? Which::kQuick : Which::kFull;  // nearly the same for each
+  for (const auto& [headdim, rows] : {std::pair{128, 16}, {64, 16}, {64, 64}, {256, 16}})
+    add_decode(list, arch, DType::kBF16, headdim, rows, 1, headdim == 128 ? once : Which::kFull, false, false, true);
+  add_decode(list, arch, DType::kF16, 128, 16, 1, Which::kFull, true, true, true);
+}
+void add_v3_fp32_outputs(List& list) {
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int width : {64, 96, 128, 192, 256})
+      for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+        for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) {
+          if (mask == V3Mask::kWindow && width > 192) continue;  // refused
+          const bool quick = dtype == DType::kBF16 && width == 128 && mask == V3Mask::kCausal && score == V3Score::kPlain;
+          add_v3_forward(list, dtype, width, width, mask, score, quick ? Which::kQuick : Which::kFull, {.fp32_out = true});
+        }
+}
+
+// batch_invariant, which algorithm v2 has: by itself, packed, with pages, and with what is hardest.
+void add_batch_invariant(List& list, int arch, Which which) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    if (dtype == DType::kF16 && arch != 75) continue;
+    for (const int headdim : {64, 128, 256})
+      for (const bool causal : {false, true}) {
+        Problem problem = contiguous(dtype, headdim, headdim, causal);
+        problem.batch_invariant = true;
+        add_forward(list, arch, problem, true, headdim == 128 && causal && dtype == DType::kBF16 ? which : Which::kFull);
+        add_forward(list, arch, problem, false, Which::kFull);
+        add_forward(list, arch, with_features(problem, !causal, causal), true, Which::kFull);
+        Problem all = with_pairs(with_features(problem, !causal, true), true);
+        all.dbias.given = false;
+        add_forward(list, arch, all, true, Which::kFull);
+        add_forward(list, arch, packed(with_features(problem, !causal, false), false), true, Which::kFull);
+        add_forward(list, arch, paged(problem), true, Which::kFull);
+        problem.has_sinks = problem.fp32_out = true;
+        add_forward(list, arch, problem, true, Which::kFull);
+      }
+  }
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -805,6 +870,11 @@ int main() {
   for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
   add_v3_sinks(list);
   for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 80 || a.capability == 90));
+  for (const int arch : {75, 80, 90, 120}) {  // the others have their tiles
+    add_fp32_outputs(list, arch, quick(arch == 80));
+    add_batch_invariant(list, arch, quick(arch == 90));
+  }
+  add_v3_fp32_outputs(list);
   list.print();
   return 0;
 }

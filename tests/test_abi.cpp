@@ -10,7 +10,7 @@
 
 #include "fattn/fattn.hpp"
 
-// Sizes and offsets of version 8 on LP64 platforms. A change here is a new ABI version.
+// Sizes and offsets of version 9 on LP64 platforms. A change here is a new ABI version.
 static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
               offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
 static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
@@ -26,7 +26,8 @@ static_assert(sizeof(fattn_problem) == 2320 && offsetof(fattn_problem, pass) == 
               offsetof(fattn_problem, dbias) == 1416 && offsetof(fattn_problem, dlse) == 1504 && offsetof(fattn_problem, cu_seqlens_q) == 1592 &&
               offsetof(fattn_problem, max_seqlen_q) == 1768 && offsetof(fattn_problem, document_q) == 1784 &&
               offsetof(fattn_problem, status) == 1960 && offsetof(fattn_problem, sinks) == 2048 && offsetof(fattn_problem, dsinks) == 2136 &&
-              offsetof(fattn_problem, block_table) == 2224 && offsetof(fattn_problem, check) == 2312);
+              offsetof(fattn_problem, block_table) == 2224 && offsetof(fattn_problem, check) == 2312 &&
+              offsetof(fattn_problem, batch_invariant) == 2316);
 static_assert(sizeof(fattn_buffers) == 232 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
               offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, seqused_k) == 88 && offsetof(fattn_buffers, dbias) == 128 &&
               offsetof(fattn_buffers, dlse) == 136 && offsetof(fattn_buffers, cu_seqlens_q) == 144 && offsetof(fattn_buffers, document_q) == 160 &&
@@ -45,7 +46,7 @@ static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, 
 static_assert(sizeof(fattn_ring_problem) == 88 && offsetof(fattn_ring_problem, seqlen_q) == 40 && sizeof(fattn_ring_range) == 16 &&
               sizeof(fattn_ring_hop) == 48 && sizeof(fattn_ring_block) == 80 && offsetof(fattn_ring_block, side) == 76 &&
               sizeof(fattn_ring_schedule) == 96 && offsetof(fattn_ring_schedule, held_q) == 48);
-static_assert(FATTN_ABI_VERSION == 8);
+static_assert(FATTN_ABI_VERSION == 9);
 // The list of tensors has all of them: nothing else but max_seqlen_q and max_seqlen_k lies between the first and the last in fattn_problem.
 static_assert(fattn::kTensorCount * sizeof(fattn_tensor) == offsetof(fattn_problem, check) - offsetof(fattn_problem, q) - 2 * sizeof(int64_t));
 static_assert(fattn::kTensorCount * sizeof(void*) == offsetof(fattn_buffers, workspace) - offsetof(fattn_buffers, q));

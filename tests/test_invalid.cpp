@@ -34,6 +34,34 @@ TEST(InvalidSmall, MixedDtypes) {
     return std::string(name) == "q" ? "bf16" : std::string(name) == "lse" ? "must be fp32" : "but q is fp32";
   });
 }
+// Of inputs of 16 bits they may be fp32, the three gradients together; what the backward pass takes is of q's dtype.
+TEST(InvalidSmall, DtypesOfOutputs) {
+  const auto sixteen_bits = [](Good& g) {
+    for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o, &g.problem.dout, &g.problem.dq, &g.problem.dk, &g.problem.dv})
+      t->dtype = FATTN_F16;
+  };
+  for (const int32_t dtype : {FATTN_BF16, FATTN_F64}) {
+    Good g;
+    sixteen_bits(g);
+    g.problem.o.dtype = dtype;
+    expect_invalid(g.problem, {"o is ", "but q is fp16", "allowed: q's dtype, or fp32"});
+  }
+  Good g(true);
+  sixteen_bits(g);
+  g.problem.o.dtype = FATTN_F32;
+  expect_invalid(g.problem, {"o is fp32 but q is fp16", "the backward pass takes o in q's dtype"});
+  g.problem.o.dtype = FATTN_F16;
+  g.problem.dout.dtype = FATTN_F32;
+  expect_invalid(g.problem, {"dout is fp32 but q is fp16", "share one dtype"});
+  g.problem.dout.dtype = FATTN_F16;
+  g.problem.dv.dtype = FATTN_F32;
+  expect_invalid(g.problem, {"dv is fp32 but dq is fp16", "q's or fp32"});
+  g.problem.dq.dtype = g.problem.dk.dtype = FATTN_BF16;
+  expect_invalid(g.problem, {"dq is bf16 but q is fp16", "allowed: q's dtype, or fp32"});
+  g.problem.dq.dtype = g.problem.dk.dtype = FATTN_F32;
+  char reason[256];
+  EXPECT_EQ(fattn_supported(&g.problem, reason, sizeof reason), FATTN_OK) << fattn_last_error();
+}
 TEST(InvalidSmall, LseOfSixteenBits) {
   Good g;
   for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o, &g.problem.lse}) t->dtype = FATTN_F16;

@@ -195,9 +195,9 @@ TEST(InvalidSmall, CheckAndStatus) {
     expect_invalid(g.problem, {"check is " + std::to_string(bad), "auto (0), none (1), sync (2)"});
   }
   g.problem.check = FATTN_CHECK_SYNC;
-  g.problem.reserved = 1;
-  expect_invalid(g.problem, {"reserved is 1", "allowed: 0"});
-  g.problem.reserved = 0;
+  g.problem.batch_invariant = 2;
+  expect_invalid(g.problem, {"batch_invariant is 2", "allowed: 0, 1"});
+  g.problem.batch_invariant = 0;
   int32_t status[3] = {5, 6, 7};
   g.problem.status = Tensor(status, DType::kI32, {2}).raw();
   ASSERT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();

@@ -27,12 +27,14 @@ const std::string kOptionsSchema =
     "softcap=0., "
     "int backend=0, int algorithm=0";
 // The last two stand for softmax_scale and softcap where compiled code has them as symbols, which a float of a schema cannot be.
-const std::string kScoresSchema = ", float p_dropout=0." + Scores::schema(false) + ", Tensor? softmax_scale_at=None, Tensor? softcap_at=None";
+const std::string kScoresSchema = ", float p_dropout=0., bool fp32_outputs=False, bool batch_invariant=False" + Scores::schema(false) +
+                                  ", Tensor? softmax_scale_at=None, Tensor? softcap_at=None";
 const std::string kPackedSchema = Scores::schema(true) + ", SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {
   Options options;
-  bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
+  bool bhsd = false;          // dimensions of q, k, v, o and their gradients: heads before seqlen
+  bool fp32_outputs = false;  // new ones of 16-bit inputs: o, and dq, dk and dv. Tensors that are there say it themselves
   Scores scores;
 };
 // What a number's tensor holds: one float64 in the host's memory, whatever device q is on.
@@ -57,6 +59,8 @@ Choices take_choices(Arguments& arguments) {
   o.algorithm = static_cast<Algorithm>(arguments.integer());
   if constexpr (takes != Takes::kOptions) {
     o.p_dropout = arguments.number();
+    choices.fp32_outputs = arguments.flag();
+    o.batch_invariant = arguments.flag();
     choices.scores.take(arguments, false);
     if (const auto scale = arguments.optional_tensor()) o.softmax_scale = number_at("softmax_scale_at", *scale);
     if (const auto softcap = arguments.optional_tensor()) o.softcap = number_at("softcap_at", *softcap);
@@ -104,6 +108,13 @@ void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
 
+// Of a new output beside inputs of this dtype.
+int32_t output_dtype(const Tensor& like, const Choices& choices) {
+  const int32_t dtype = like.dtype();
+  const bool has_16_bits = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
+  return choices.fp32_outputs && has_16_bits ? aoti_torch_dtype_float32() : dtype;
+}
+
 ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd, const Scores& scores) {
   ForwardTensors tensors;
   tensors.q = input("q", q, bhsd);
@@ -142,7 +153,7 @@ void forward(StableIValue* stack) {
 
   ForwardTensors tensors = forward_inputs(q, k, v, bhsd, choices.scores);
   const auto [o_shape, lse_shape] = result_shapes<takes>(tensors.q, tensors.v);
-  Tensor o = new_result(o_shape, q.dtype(), q, bhsd);
+  Tensor o = new_result(o_shape, output_dtype(q, choices), q, bhsd);
   Tensor lse = Tensor::empty(lse_shape, lse_dtype(q), q);
   tensors.o = output("o", o, bhsd);
   tensors.lse = output("lse", lse);
@@ -154,7 +165,8 @@ void forward(StableIValue* stack) {
 void forward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
-  const auto [options, bhsd, scores] = take_choices<Takes::kScores>(arguments);
+  const Choices choices = take_choices<Takes::kScores>(arguments);
+  const auto& [options, bhsd, _, scores] = choices;
 
   ForwardTensors tensors = forward_inputs(q, k, v, bhsd, scores);
   tensors.o = output("o", o, bhsd);
@@ -191,7 +203,8 @@ void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const auto [options, bhsd, scores] = take_choices<takes>(arguments);
+  const Choices choices = take_choices<takes>(arguments);
+  const auto& [options, bhsd, _, scores] = choices;
   std::optional<Tensor> dlse;
   if constexpr (takes != Takes::kOptions)
     if (auto given = arguments.optional_tensor()) dlse.emplace(std::move(*given));
@@ -202,9 +215,9 @@ void backward(StableIValue* stack) {
   }
 
   BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
-  Tensor dq = new_result(shape_of<takes>(tensors.q), q.dtype(), q, bhsd);
-  Tensor dk = new_result(shape_of<takes>(tensors.k), k.dtype(), q, bhsd);
-  Tensor dv = new_result(shape_of<takes>(tensors.v), v.dtype(), q, bhsd);
+  Tensor dq = new_result(shape_of<takes>(tensors.q), output_dtype(q, choices), q, bhsd);
+  Tensor dk = new_result(shape_of<takes>(tensors.k), output_dtype(k, choices), q, bhsd);
+  Tensor dv = new_result(shape_of<takes>(tensors.v), output_dtype(v, choices), q, bhsd);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
@@ -226,7 +239,8 @@ void backward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
-  const auto [options, bhsd, scores] = take_choices<Takes::kScores>(arguments);
+  const Choices choices = take_choices<Takes::kScores>(arguments);
+  const auto& [options, bhsd, _, scores] = choices;
   const std::optional<Tensor> dlse = arguments.optional_tensor();
 
   BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);

@@ -31,7 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 8u
+#define FATTN_ABI_VERSION 9u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -58,7 +58,8 @@ enum {
   FATTN_ERROR_COMPILE = 8    /* a GPU kernel could not be compiled, or the driver refused it */
 };
 
-/* dtype. q, k, v, o and their gradients are of the first four, F64 on backend reference only; the others are for what stands beside them. */
+/* dtype. q, k, v, o and their gradients are of the first four, F64 on backend reference only; the others are for what stands beside them. Where q, k
+   and v are F16 or BF16, the forward pass's o may be F32, and the backward pass's dq, dk and dv together: sums as they are, not rounded once more. */
 enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4, FATTN_I32 = 5, FATTN_U8 = 6, FATTN_I64 = 7 };
 enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 }; /* device_type */
 enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };       /* pass */
@@ -130,11 +131,11 @@ typedef struct fattn_problem {
   double softcap;                 /* > 0: scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are */
   double p_dropout;               /* > 0: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - p_dropout; 0: none */
   fattn_tensor q, k, v;
-  fattn_tensor o;          /* forward: output; backward: input */
+  fattn_tensor o;          /* forward: output, of q's dtype or F32; backward: input, of q's dtype */
   fattn_tensor lse;        /* forward: optional output; backward: input; F32 (F64 for F64 problems), any strides */
   fattn_tensor weights;    /* forward with algorithm standard: optional output (batch, nheads, seqlen_q, seqlen_k) in q's dtype */
   fattn_tensor dout;       /* backward: input, the gradient of o */
-  fattn_tensor dq, dk, dv; /* backward: outputs */
+  fattn_tensor dq, dk, dv; /* backward: outputs, all of q's dtype or all F32 */
   /* Inputs of both passes that may be absent. */
   fattn_tensor seqused_k;    /* (batch), I32: batch entry b has the keys [0, seqused_k[b]) only, 0 to seqlen_k, and its masks align with them */
   fattn_tensor alibi_slopes; /* (nheads) or (batch, nheads), F32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j */
@@ -167,8 +168,10 @@ typedef struct fattn_problem {
      ceil(n / page_size) numbers are read, each 0 to pages - 1 (on a GPU others give NaN for the entry); behind them may be anything. With
      cu_seqlens_q seqused_k says the lengths, not cu_seqlens_k. */
   fattn_tensor block_table;
-  int32_t check;     /* FATTN_CHECK_... */
-  uint32_t reserved; /* 0 */
+  int32_t check; /* FATTN_CHECK_... */
+  /* 0 or 1, of a forward pass: o and lse of a row have the same bits whatever else is in the call (other entries, sequences, heads and queries) and
+     however a sequence's queries are divided among calls of the same options, at a price: keys are never split among workers */
+  int32_t batch_invariant;
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */

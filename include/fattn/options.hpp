@@ -111,6 +111,13 @@ inline constexpr OptionRow kOptions[] = {
        if (p.pass == FATTN_BACKWARD) p.dsinks = p.sinks;
      }},
     {"pages", "a paged cache (block_table)", detail::page, true},
+    {"fp32_outputs", "outputs in fp32 of 16-bit inputs (o; dq, dk, dv)",
+     [](fattn_problem& p) {
+       if (p.q.dtype != FATTN_F16 && p.q.dtype != FATTN_BF16) return;
+       for (fattn_tensor* t : {&p.o, &p.dq, &p.dk, &p.dv})
+         if (t != &p.o || p.pass == FATTN_FORWARD) t->dtype = FATTN_F32;
+     }},
+    {"batch_invariant", "bits of a row that are its own (batch_invariant)", [](fattn_problem& p) { p.batch_invariant = 1; }},
 };
 inline constexpr size_t kOptionCount = sizeof(kOptions) / sizeof(kOptions[0]);
 

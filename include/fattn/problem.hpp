@@ -21,6 +21,7 @@ struct Options {
   int num_threads = 0;                       // 0: all that affinity and the control group allow
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
   bool deterministic = false;                // CUDA, backward: the same bits every run; everything else gives them always
+  bool batch_invariant = false;              // forward: a row's bits do not depend on what else is in the call, nor on how its sequence is divided
   Check check = Check::kAuto;                // CUDA: kSync: lists in device memory that are out of range are an error, for which the call waits
   int cuda_level = 0;                        // CUDA: 75 or 80, kernels for that compute capability; 0: the best for the device
 };
@@ -47,6 +48,7 @@ inline fattn_problem describe(const Options& options) {
   p.max_seqlen_k = options.max_seqlen_k;
   p.deterministic = options.deterministic ? 1 : 0;
   p.check = static_cast<int32_t>(options.check);
+  p.batch_invariant = options.batch_invariant ? 1 : 0;
   p.cuda_level = options.cuda_level;
   return p;
 }

@@ -34,16 +34,16 @@ struct ScoreTensors {
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
-// o (batch, seqlen_q, nheads, headdim_v), lse (batch, nheads, seqlen_q) or absent,
+// o (batch, seqlen_q, nheads, headdim_v) of q's dtype or kF32, lse (batch, nheads, seqlen_q) or absent,
 // weights (batch, nheads, seqlen_q, seqlen_k) with Algorithm::kStandard only, or absent.
 struct ForwardTensors {
   Tensor q, k, v, o, lse, weights;
   ScoreTensors scores = {};
 };
 
-// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
-// summed over each of batch, heads and queries where its shape is 1. dlse, the gradient of lse, of its shape and dtype, may be absent, which is 0.
-// dsinks, the gradient of sinks, of their shape and dtype, may be absent too.
+// o, in q's dtype, and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v, all three in q's dtype or kF32. dbias,
+// the gradient of a bias, may be absent; it is summed over each of batch, heads and queries where its shape is 1. dlse, the gradient of lse, of its
+// shape and dtype, may be absent, which is 0. dsinks, the gradient of sinks, of their shape and dtype, may be absent too.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
   ScoreTensors scores = {};
@@ -161,13 +161,13 @@ inline constexpr TensorRow kTensorRows[] = {
     {"q", &P::q, &Pointers::q, {&F::q, &B::q}, D::kOfQ, Dims::kRows, Role::kInput, Pass::kBoth},
     {"k", &P::k, &Pointers::k, {&F::k, &B::k}, D::kOfQ, Dims::kRows, Role::kInput, Pass::kBoth},
     {"v", &P::v, &Pointers::v, {&F::v, &B::v}, D::kOfQ, Dims::kRows, Role::kInput, Pass::kBoth},
-    {"o", &P::o, &Pointers::o, {&F::o, &B::o}, D::kOfQ, Dims::kRows, Role::kResult, Pass::kBoth},
+    {"o", &P::o, &Pointers::o, {&F::o, &B::o}, D::kOfQOrF32, Dims::kRows, Role::kResult, Pass::kBoth},
     {"lse", &P::lse, &Pointers::lse, {&F::lse, &B::lse}, D::kOfLse, Dims::kLse, Role::kResult, Pass::kBoth},
     {"weights", &P::weights, &Pointers::weights, {&F::weights, kNotBackward}, D::kOfQ, Dims::kPairs, Role::kOutput, Pass::kForward},
     {"dout", &P::dout, &Pointers::dout, {kNotForward, &B::dout}, D::kOfQ, Dims::kRows, Role::kInput, Pass::kBackward},
-    {"dq", &P::dq, &Pointers::dq, {kNotForward, &B::dq}, D::kOfQ, Dims::kRows, Role::kOutput, Pass::kBackward},
-    {"dk", &P::dk, &Pointers::dk, {kNotForward, &B::dk}, D::kOfQ, Dims::kRows, Role::kOutput, Pass::kBackward},
-    {"dv", &P::dv, &Pointers::dv, {kNotForward, &B::dv}, D::kOfQ, Dims::kRows, Role::kOutput, Pass::kBackward},
+    {"dq", &P::dq, &Pointers::dq, {kNotForward, &B::dq}, D::kOfQOrF32, Dims::kRows, Role::kOutput, Pass::kBackward},
+    {"dk", &P::dk, &Pointers::dk, {kNotForward, &B::dk}, D::kOfQOrF32, Dims::kRows, Role::kOutput, Pass::kBackward},
+    {"dv", &P::dv, &Pointers::dv, {kNotForward, &B::dv}, D::kOfQOrF32, Dims::kRows, Role::kOutput, Pass::kBackward},
     {"seqused_k", &P::seqused_k, &Pointers::seqused_k, &S::seqused_k, D::kI32, Dims::kEntries, Role::kList, Pass::kBoth},
     {"alibi_slopes", &P::alibi_slopes, &Pointers::alibi_slopes, &S::alibi_slopes, D::kF32, Dims::kHeads, Role::kTerm, Pass::kBoth},
     {"bias", &P::bias, &Pointers::bias, &S::bias, D::kOfQOrF32, Dims::kPairs, Role::kTerm, Pass::kBoth},

@@ -27,9 +27,13 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Decode
     sinked_lse = sinked.lse;
   }
   const float inverse = empty ? 0.0f : 1.0f / sum;
-  const auto pair = [&](int i) { return ptx::pack2<typename Spec::Element>(empty ? 0.0f : o[i] * inverse, empty ? 0.0f : o[i + 1] * inverse); };
-  auto* to = static_cast<unsigned short*>(p.o) + row_offset(p, p.o_strides, batch, head_k, row) + column;
-  *reinterpret_cast<uint2*>(to) = uint2{pair(0), pair(2)};
+  const auto value = [&](int i) { return empty ? 0.0f : o[i] * inverse; };
+  const long long at = row_offset(p, p.o_strides, batch, head_k, row) + column;
+  if constexpr (requires { Spec::kFp32Out; })
+    *reinterpret_cast<float4*>(static_cast<float*>(p.o) + at) = float4{value(0), value(1), value(2), value(3)};
+  else
+    *reinterpret_cast<uint2*>(static_cast<unsigned short*>(p.o) + at) =
+        uint2{ptx::pack2<typename Spec::Element>(value(0), value(1)), ptx::pack2<typename Spec::Element>(value(2), value(3))};
   if (p.lse != nullptr && column == 0) {
     constexpr float kLn2 = 0.693147180559945309f;
     p.lse[row_offset(p, p.lse_strides, batch, head_k, row)] = kSinks ? sinked_lse : empty ? -kInfinity : fmaf(-shift, kLn2, logf(sum));

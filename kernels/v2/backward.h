@@ -43,6 +43,7 @@
 #include "kernels/v2/careful.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/fragment_store.h"
+#include "kernels/v2/store_pair.h"
 #include "kernels/v2/swizzled_tile.h"
 #include "kernels/v2/workspace.h"
 
@@ -508,6 +509,13 @@ class Backward : BackwardScores<Spec> {
       }
     }
     // ---- finish: dK and dV leave through the shared memory of K and V ----
+    if constexpr (kPair.fp32_out) {
+      if (values)
+        store_fp32_gradient<Spec::kHeaddimV, kColumnsV>(p.dv, p.dv_strides, sum, kPair.dropout ? pairs_of(p).dropout_scale : 1.f, member * kColumnsV);
+      else
+        store_fp32_gradient<Spec::kHeaddim, kColumns>(p.dk, p.dk_strides, sum, p.softmax_scale, member * kColumns);
+      return;
+    }
     __syncthreads();
     if (values)
       store_gradient<kWidthV, kColumnsV>(shared + kTile.v_offset(), sum, kPair.dropout ? pairs_of(p).dropout_scale : 1.f, member * kColumnsV);
@@ -535,6 +543,23 @@ class Backward : BackwardScores<Spec> {
           ptx::st_shared_4(tile + SwizzledTile<kInner>::offset(row, first_column / 8 + j) + lane % 4 * 4,
                            ptx::pack2<Element>(d[i][j][2 * half] * scale, d[i][j][2 * half + 1] * scale));
         }
+  }
+
+  // From registers to `to`.
+  template <int kHeaddim, int kSpan>
+  __device__ void store_fp32_gradient(void* to, const TensorStrides& s, const float (&d)[kKeyTiles][kSumTiles][4], float scale,
+                                      int first_column) const {
+    float* const first = static_cast<float*>(to) + batch * s.batch + head_k * s.head + first_key * s.row;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = key_group * kKeys + 16 * i + 8 * half + lane / 4;
+#pragma unroll
+        for (int j = 0; j < kSpan / 8; ++j)
+          store_pair<kHeaddim, Spec::kAligned>(first + row * s.row, first_column + 8 * j + lane % 4 * 2, d[i][j][2 * half] * scale,
+                                               d[i][j][2 * half + 1] * scale, first_key + row < p.seqlen_k);
+      }
   }
 };
 

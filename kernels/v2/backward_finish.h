@@ -12,6 +12,7 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/dq_accum.h"
+#include "kernels/v2/store_pair.h"
 #include "kernels/v2/workspace.h"
 
 namespace fattn::v2 {
@@ -36,6 +37,28 @@ class BackwardFinish {
     }
   }
 
+  __device__ static bool has_gradient(const AttentionParams& p, long long batch, long long head, long long row) {
+    return !(p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] < kLowestLse);
+  }
+
+  // Two columns of each of four blocks of 8 that a lane holds, of rows lane / 4 and 8 below.
+  __device__ static void store_fp32(const AttentionParams& p, const float4 (&x)[4], long long batch, long long head, long long first_row,
+                                    int first_column, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long row = first_row + lane / 4 + 8 * half;
+      if (row >= p.seqlen_q) continue;
+      float* const dq = static_cast<float*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head + row * p.dq_strides.row;
+      const bool counts = has_gradient(p, batch, head, row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float low = counts ? (half == 0 ? x[i].x : x[i].z) * p.softmax_scale : 0.0f;
+        const float high = counts ? (half == 0 ? x[i].y : x[i].w) * p.softmax_scale : 0.0f;
+        store_pair<kHeaddim, Spec::kAligned>(dq, first_column + 8 * i + lane % 4 * 2, low, high, true);
+      }
+    }
+  }
+
  public:
   __device__ static void run(const AttentionParams& call) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -53,6 +76,7 @@ class BackwardFinish {
     float4 x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);
+    if constexpr (kPair.fp32_out) return store_fp32(p, x, batch, head, first_row, column_group * 32, lane);
     // A lane holds two columns of each of four blocks of 8, of rows lane / 4 and 8 below; it gets one block's 8 columns.
     unsigned rows[2][4];
 #pragma unroll
@@ -67,7 +91,7 @@ class BackwardFinish {
       transpose(rows[half], lane);
       const long long row = first_row + lane / 4 + 8 * half;
       if (row >= p.seqlen_q || column >= kHeaddim) continue;
-      if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] < kLowestLse) {
+      if (!has_gradient(p, batch, head, row)) {
 #pragma unroll
         for (unsigned& pair : rows[half]) pair = 0;
       }

@@ -34,6 +34,7 @@
 #include "kernels/v2/nonfinite.h"
 #include "kernels/v2/schedule.h"
 #include "kernels/v2/seen_nonfinite.h"
+#include "kernels/v2/store_pair.h"
 #include "kernels/v2/term_tile.h"
 
 namespace fattn::v2 {
@@ -384,7 +385,13 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   }
 }
 
-// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
+// The row of o that is `row` behind the tile's first.
+template <class T>
+__device__ __forceinline__ T* first_row_of_o(const AttentionParams& p, const Place& place, int row) {
+  return static_cast<T*>(p.o) + place.batch * p.o_strides.batch + (place.row + row) * p.o_strides.row + place.head * p.o_strides.head;
+}
+
+// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, in fp32 from registers, and lse.
 template <class Spec>
 __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, unsigned tile_q) {
   using Shape = ForwardShape<Spec>;
@@ -397,6 +404,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
   const int rows = p.seqlen_q - place.row - warp_row;  // that exist, from the warp's first
   constexpr int kPitch = TileO::kRowBytes > Shape::TileQ::kRowBytes ? TileO::kRowBytes : Shape::TileQ::kRowBytes;
   const unsigned tile_o = tile_q + static_cast<unsigned>(warp_row * kPitch);
+  constexpr bool kFp32Out = kPairOf<Spec>.fp32_out;
   ptx::warp_sync();  // after the warp's last reads of queries
 
   w.give_back();
@@ -417,11 +425,16 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       }
       const float inverse = (kPairOf<Spec>.dropout ? pairs_of(p).dropout_scale : 1.0f) / sum;
       const int row = i * 16 + half * 8 + lane / 4;
+      [[maybe_unused]] float* fp32_row = nullptr;
+      if constexpr (kFp32Out) fp32_row = first_row_of_o<float>(p, place, warp_row) + row * p.o_strides.row;
 #pragma unroll
       for (int n = 0; n < 2 * WarpState<Spec>::kDepthO; ++n) {
         const float low = empty ? 0.0f : w.o[i][n][2 * half] * inverse;
         const float high = empty ? 0.0f : w.o[i][n][2 * half + 1] * inverse;
-        ptx::st_shared_4(tile_o + TileO::offset(row, n) + lane % 4 * 4, ptx::pack2<typename Spec::Element>(low, high));
+        if constexpr (kFp32Out)
+          store_pair<Spec::kHeaddimV, Spec::kAligned>(fp32_row, n * 8 + lane % 4 * 2, low, high, row < rows);
+        else
+          ptx::st_shared_4(tile_o + TileO::offset(row, n) + lane % 4 * 4, ptx::pack2<typename Spec::Element>(low, high));
       }
       if (p.lse != nullptr && lane % 4 == 0 && row < rows) {
         constexpr float kLn2 = 0.693147180559945309f;
@@ -432,10 +445,10 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       }
     }
   }
+  if constexpr (kFp32Out) return;
   ptx::warp_sync();
 
-  auto* o =
-      static_cast<unsigned short*>(p.o) + place.batch * p.o_strides.batch + (place.row + warp_row) * p.o_strides.row + place.head * p.o_strides.head;
+  auto* o = first_row_of_o<unsigned short>(p, place, warp_row);
   constexpr int kUnits = (Spec::kHeaddimV + 7) / 8;
 #pragma unroll 4
   for (int index = lane; index < Shape::kWarpRows * kUnits; index += 32) {
@@ -725,12 +738,12 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
         add_what_is_not_finite(j);
     compute_block(Constant<0>{}, kTerms, j);
   };
-  const int exact_from = min(blocks.whole_end, blocks.end - 1);
+  const int exact_from = kPairOf<Spec>.invariant ? 0 : min(blocks.whole_end, blocks.end - 1);
   int j = blocks.end - 1;
   if constexpr (Spec::kWindow) {
 #pragma unroll 1
     for (; j >= blocks.begin; --j) {
-      if (j >= exact_from || j < blocks.whole_begin)
+      if (kPairOf<Spec>.invariant || j >= exact_from || j < blocks.whole_begin)
         masked_block(j);
       else
         whole_block(j);
@@ -738,8 +751,10 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   } else {
 #pragma unroll 1
     for (; j >= exact_from && j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) masked_block(j);
+    if constexpr (!kPairOf<Spec>.invariant) {
 #pragma unroll 1
-    for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
+      for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
+    }
   }
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.

@@ -61,16 +61,16 @@ __device__ __forceinline__ long long workspace_accum(const AttentionParams& p, l
 }
 
 // Makes of a call's parameters those of its sequence n, with the workspace. A turn is that of kTurnRows queries.
-template <int kWidth, int kTurnRows, class Bits = unsigned short>
+template <int kWidth, int kTurnRows, class Bits = unsigned short, class Out = Bits>
 __device__ __forceinline__ void enter(PairParams& p, int n, const Sequence& at) {
-  enter_sequence<Bits>(p, at);
+  enter_sequence<Bits, Out>(p, at);
   p.row_sum += at.q.begin;
   p.dq_accum += static_cast<long long>(at.q.begin / kDqAccumRows + n) * (kDqAccumRows * kWidth);
   p.dq_semaphore += at.q.begin / kTurnRows + n;
 }
 template <PairFeatures kPair, int kWidth, int kTurnRows>
 __device__ __forceinline__ void enter(PairParams& p, int n) {
-  enter<kWidth, kTurnRows>(p, n, given_sequence<kPair.lengths>(p, n));
+  enter<kWidth, kTurnRows, unsigned short, typename OutputBits<unsigned short, kPair.fp32_out>::Type>(p, n, given_sequence<kPair.lengths>(p, n));
 }
 
 // As entry_params(), with the workspace.
@@ -78,7 +78,8 @@ template <PairFeatures kPair, int kWidth, int kTurnRows, class Bits = unsigned s
 __device__ __forceinline__ decltype(auto) backward_params(const AttentionParams& call, [[maybe_unused]] long long n) {
   if constexpr (kPair.packed) {
     PairParams own = pairs_of(call);
-    enter<kWidth, kTurnRows, Bits>(own, static_cast<int>(n), given_sequence<kPair.lengths>(own, static_cast<int>(n)));
+    using Out = typename OutputBits<Bits, kPair.fp32_out>::Type;
+    enter<kWidth, kTurnRows, Bits, Out>(own, static_cast<int>(n), given_sequence<kPair.lengths>(own, static_cast<int>(n)));
     return own;
   } else {
     return (call);

@@ -218,8 +218,8 @@ struct Consumer {
   __device__ __forceinline__ void store_output(const Inverse& inverse, int nth);
   __device__ __forceinline__ void hand_output_over(const Inverse& inverse, int nth, unsigned buffer);
   __device__ __forceinline__ void look_for_nan(const unsigned (&zero)[2], const Inverse& inverse, int nth) const;
-  template <class Place>
-  __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const;
+  template <class T, class Place>
+  __device__ __forceinline__ T* row_of_o(const Place& place, int row_of_q) const;
   __device__ __forceinline__ bool has_spoilt_values(int nth) const;
   template <class Place>
   static __device__ __forceinline__ int queries_of(const AttentionParams& call, const Place& place) {

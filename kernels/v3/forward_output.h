@@ -61,8 +61,11 @@ __device__ __forceinline__ void Consumer<Spec>::store_output(const Inverse& inve
   tile::for_each<0, 2>([&](auto r) {
     constexpr int kRow = decltype(r)::value;
     const int at = place.row + own_row() + 8 * kRow;
-    zero[kRow] = store_row<Element, kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o(place, at),
-                                                               at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
+    const int columns = at < queries_of(p.call, place) ? p.work.columns_v : 0;
+    if constexpr (kPairOf<Spec>.fp32_out)
+      zero[kRow] = store_fp32_row<kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o<float>(place, at), columns, lane());
+    else
+      zero[kRow] = store_row<Element, kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o<unsigned short>(place, at), columns, lane());
   });
   look_for_nan(zero, inverse, nth);
 }
@@ -102,11 +105,11 @@ __device__ __forceinline__ void Consumer<Spec>::look_for_nan(const unsigned (&ze
 }
 
 template <class Spec>
-template <class Place>
-__device__ __forceinline__ unsigned short* Consumer<Spec>::row_of_o(const Place& place, int row_of_q) const {
+template <class T, class Place>
+__device__ __forceinline__ T* Consumer<Spec>::row_of_o(const Place& place, int row_of_q) const {
   if constexpr (kPairOf<Spec>.packed) row_of_q += place.q_begin;
   const TensorStrides& strides = p.call.o_strides;
-  return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
+  return static_cast<T*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
 }
 
 // Whether Inf and NaN were taken out of the tile's values: its end then needs the registers that joining it to the next one takes. All of its

@@ -62,8 +62,9 @@ struct ForwardShape {
   using TileV = OperandTile<kBlockN, Spec::kHeaddimV>;
   using TileO = OperandTile<kBlockM, Spec::kHeaddimV>;  // takes the place of the queries on its way out
 
-  // With one buffer of queries, those of the next tile would wait for o to leave it: consumers then store o from their registers.
-  static constexpr bool kStoreFromRegisters = Spec::kQueryBuffers == 1;
+  // With one buffer of queries, those of the next tile would wait for o to leave it: consumers then store o from their registers. In fp32 there is no
+  // room for it.
+  static constexpr bool kStoreFromRegisters = Spec::kQueryBuffers == 1 || kPairOf<Spec>.fp32_out;
   static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
   static constexpr int kOffsetK = Spec::kQueryBuffers * kQueryBytes;
   static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
@@ -82,7 +83,7 @@ struct ForwardShape {
   // Keys of the next tile come before its queries, which wait for room longer.
   static constexpr bool kKeysFirst = Spec::Mask::kBegins;
   // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while others still read their own.
-  static constexpr bool kQueriesByGroup = kSkipsBefore && kStoreFromRegisters;
+  static constexpr bool kQueriesByGroup = kSkipsBefore && Spec::kQueryBuffers == 1;
 
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);

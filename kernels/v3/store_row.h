@@ -34,4 +34,21 @@ __device__ __forceinline__ unsigned store_row(const float (&o)[kWidth], float fa
   return zero;
 }
 
+// The same to a row of fp32: four neighbouring lanes write 32 bytes.
+template <int kRow, bool kLook, int kWidth>
+__device__ __forceinline__ unsigned store_fp32_row(const float (&o)[kWidth], float factor, float* row, int columns, int lane) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < kWidth / 4; ++i) {  // columns 8 i to 8 i + 7 of the row
+    const float low = o[4 * i + 2 * kRow] * factor, high = o[4 * i + 2 * kRow + 1] * factor;
+    if constexpr (kLook) zero = fmaf(high, 0.0f, fmaf(low, 0.0f, zero));
+    const int column = i * 8 + lane % 4 * 2;
+    if (column + 2 <= columns)
+      *reinterpret_cast<float2*>(row + column) = float2{low, high};
+    else if (column < columns)
+      row[column] = low;
+  }
+  return __float_as_uint(zero);
+}
+
 }  // namespace fattn::v3

@@ -15,6 +15,11 @@ Attention on torch tensors, with gradients, in torch.compile and autocast:
     with_kvcache          decoding with a cache that grows
     attention_backward, attention_varlen_backward
                           the backward pass by itself, from o and lse
+    rotary                rotary position embeddings
+    merge                 results over parts of the keys to one
+    cascade               sequences that begin with the same keys
+    weights, largest_logits
+                          what a query looks at; scores that grow
 
 A model as it is, without a change of its code:
     doctor                which layers run fattn, which not and why, and
@@ -58,17 +63,22 @@ from ._support import Support, support
 if TYPE_CHECKING:
     from ._attention import attention
     from ._backward import attention_backward, attention_varlen_backward
+    from ._cascade import cascade
     from ._doctor import doctor
     from ._kvcache import with_kvcache
+    from ._merge import merge
     from ._packed import attention_kvpacked, attention_qkvpacked
+    from ._rotary import rotary
     from ._varlen import attention_varlen
+    from ._weights import largest_logits, weights
 
 __all__ = ["Plan", "Support", "attention", "attention_backward", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "attention_varlen_backward",
-           "doctor", "info", "plan", "set_check", "support", "warmup", "with_kvcache"]
+           "cascade", "doctor", "info", "largest_logits", "merge", "plan", "rotary", "set_check", "support", "warmup", "weights", "with_kvcache"]
 __version__ = _version()
 
 _OF_TORCH = {"attention": "_attention", "attention_backward": "_backward", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed",
-             "attention_varlen": "_varlen", "attention_varlen_backward": "_backward", "doctor": "_doctor", "with_kvcache": "_kvcache"}
+             "attention_varlen": "_varlen", "attention_varlen_backward": "_backward", "cascade": "_cascade", "doctor": "_doctor", "largest_logits": "_weights",
+             "merge": "_merge", "rotary": "_rotary", "weights": "_weights", "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 import ctypes
 from typing import NamedTuple
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 
@@ -76,7 +76,7 @@ class Problem(Sized):
         ("dsinks", Tensor),
         ("block_table", Tensor),
         ("check", _i32),
-        ("reserved", _u32),
+        ("batch_invariant", _i32),
     ]
 
 
@@ -259,13 +259,13 @@ TENSORS = (
     TensorRow("q", "OfQ", "Rows", "Input", "Both"),
     TensorRow("k", "OfQ", "Rows", "Input", "Both"),
     TensorRow("v", "OfQ", "Rows", "Input", "Both"),
-    TensorRow("o", "OfQ", "Rows", "Result", "Both"),
+    TensorRow("o", "OfQOrF32", "Rows", "Result", "Both"),
     TensorRow("lse", "OfLse", "Lse", "Result", "Both"),
     TensorRow("weights", "OfQ", "Pairs", "Output", "Forward"),
     TensorRow("dout", "OfQ", "Rows", "Input", "Backward"),
-    TensorRow("dq", "OfQ", "Rows", "Output", "Backward"),
-    TensorRow("dk", "OfQ", "Rows", "Output", "Backward"),
-    TensorRow("dv", "OfQ", "Rows", "Output", "Backward"),
+    TensorRow("dq", "OfQOrF32", "Rows", "Output", "Backward"),
+    TensorRow("dk", "OfQOrF32", "Rows", "Output", "Backward"),
+    TensorRow("dv", "OfQOrF32", "Rows", "Output", "Backward"),
     TensorRow("seqused_k", "I32", "Entries", "List", "Both"),
     TensorRow("alibi_slopes", "F32", "Heads", "Term", "Both"),
     TensorRow("bias", "OfQOrF32", "Pairs", "Term", "Both"),

@@ -11,12 +11,12 @@ from torch.autograd import forward_ad
 
 from . import _abi, _flops
 from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
-from ._core import autocast, results, run
+from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, is_dtensor, require_dense, require_numbers
-from ._scores import keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
+from ._scores import NONE, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
 
@@ -69,6 +69,8 @@ def attention(
     block_table: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
+    out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -111,6 +113,11 @@ def attention(
             With cu_seqlens_q queries alone are packed: leave cu_seqlens_k and max_seqlen_k out.
         return_lse: returns the log-sum-exp too.
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
+        out_dtype: of o; None: q's. torch.float32 beside a q of 16 bits: the sums as they are, for results that are merged or added up. The backward pass rounds
+            o and its gradient to q's dtype first.
+        batch_invariant: a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together (prefill) or one
+            by one (decoding), if the other options are the same. Keys are not split among workers then, which takes time where rows are few. The backward pass is
+            as it is without.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
         backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).
@@ -119,7 +126,7 @@ def attention(
         layout: "bshd" as above, or "bhsd": heads before seqlen in q, k, v and o, as `torch.nn.functional.scaled_dot_product_attention` has them.
 
     Returns:
-        o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
+        o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`), or out_dtype; with "bhsd" a view with that order of dimensions.
         With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state); lse (batch, nheads, seqlen_q) is the natural logarithm of
         the sum of exponentials, in float32 (float64 if q is). A row that sees no key has o = 0 and lse = -inf.
 
@@ -135,7 +142,8 @@ def attention(
             or (type(q) is not torch.Tensor and is_dtensor(q))):
         return _of_others(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
                           softmax_scale=softmax_scale, window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
-                          dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, block_table=block_table, return_lse=return_lse,
+                          dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, block_table=block_table, out_dtype=out_dtype,
+                          batch_invariant=batch_invariant, return_lse=return_lse,
                           return_dropout_state=return_dropout_state, deterministic=deterministic, backend=backend, algorithm=algorithm)
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
@@ -163,10 +171,13 @@ def attention(
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
     # As few as say it: the operator takes a third of a microsecond for each.
-    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p:
+    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p or out_dtype is not None or batch_invariant:
         options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                    choose("algorithm", algorithm, _abi.ALGORITHMS))
-        if dropout_p:
+        if (fp32 := wants_fp32(q, out_dtype)) or batch_invariant:
+            options += (dropout_p, fp32, bool(batch_invariant))
+            scores = scores or NONE
+        elif dropout_p:
             options += (dropout_p,)
     elif bhsd or deterministic:
         options = softmax_scale, causal, deterministic, bhsd

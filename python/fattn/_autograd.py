@@ -8,7 +8,7 @@ import torch
 
 from . import _operators
 from ._errors import exception_of_operator
-from ._operators import OPTIONS, rows_contiguous
+from ._operators import FEW_OPTIONS, FP32_OUTPUTS, OPTIONS, rows_contiguous
 from ._scores import NONE, Scores, Sequences
 
 # The options of the operators, or the first of those, the rest being defaults.
@@ -31,7 +31,7 @@ def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequen
     if sequences is not None:
         operator = _operators.backward_varlen_with_more if more else _operators.backward_varlen
         options += (*OPTIONS[len(options) :], *scores, *sequences, dlse, *more)
-    elif dlse is not None or scores is not NONE:
+    elif dlse is not None or scores is not NONE or len(options) > FEW_OPTIONS:
         operator = _operators.backward_with_more if more else _operators.backward_with_scores
         options += (*OPTIONS[len(options) :], *scores, dlse, *more)
     else:
@@ -71,7 +71,7 @@ def _parts(tensors: Sequence[torch.Tensor | None], longest: tuple[int, int] | No
 def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, more: tuple[bool, ...] = ()) -> tuple[torch.Tensor, ...]:
     """`more`: whether the gradients of bias and sinks are wanted; () if neither is."""
     q, k, v, o, lse, *tensors = ctx.saved_tensors
-    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), dlse, q, k, v, o, lse
+    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout.to(o.dtype)), dlse, q, k, v, o, lse
     if torch.is_grad_enabled():
         return _Gradients.apply(*inputs, *tensors, ctx.longest, ctx.options, more)
     return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, more)
@@ -91,8 +91,9 @@ def gradients(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences 
 
 
 def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int] | None = None) -> None:
-    ctx.save_for_backward(q, k, v, o, lse, *tensors)
-    ctx.options = options
+    """The backward pass takes o in q's dtype, and gradients have that of what they belong to."""
+    ctx.save_for_backward(q, k, v, o.to(q.dtype), lse, *tensors)
+    ctx.options = (*options[:FP32_OUTPUTS], False, *options[FP32_OUTPUTS + 1 :]) if len(options) > FP32_OUTPUTS else options
     ctx.longest = longest
 
 

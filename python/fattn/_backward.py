@@ -6,7 +6,7 @@ import torch
 
 from . import _abi
 from ._autograd import gradients
-from ._core import autocast
+from ._core import autocast, wants_fp32
 from ._operators import rows_contiguous
 from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import require_dense, require_numbers
@@ -56,7 +56,7 @@ def _finish(inputs: list, options: tuple, scores: Scores, sequences: Any, given:
     inputs = [x if x is None else rows_contiguous(x) for x in inputs]
     dq, dk, dv, *others = gradients(*inputs, scores, sequences, options, more)
     asked = [_like(x, getattr(given, name)) for x, (name, wants) in zip(others, wanted.items()) if wants]
-    return *(x.to(to.dtype) for x, to in zip((dq, dk, dv), of)), *asked
+    return *(x.to(given.out_dtype or to.dtype) for x, to in zip((dq, dk, dv), of)), *asked
 
 
 @takes_options(_OPTIONS)
@@ -75,13 +75,15 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
         dlse: (batch, nheads, seqlen_q), the gradient of lse; None: 0.
         return_dbias, return_dsinks: returns the gradient of bias and of sinks too, which must be given.
         layout: "bshd" as above, or "bhsd", heads before seqlen in dout, q, k, v, o and the gradients.
+        out_dtype: of dq, dk and dv; torch.float32 beside a q of 16 bits: the sums as they are, to be added up. o and dout are in q's dtype all the same.
+        batch_invariant: not looked at.
         deterministic: the same bits in every run on a GPU, too; None follows `torch.use_deterministic_algorithms`.
         causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, document_q, document_k, sinks, backend, algorithm: as in the forward pass.
         dropout_p, dropout_state: as in the forward pass, which returned the state with return_dropout_state=True.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of packed sequences: the call is `fattn.attention_varlen_backward`.
 
     Returns:
-        (dq, dk, dv), in the shapes and the dtypes of q, k and v; then dbias and dsinks, where asked for, in those of bias and sinks. What has no
+        (dq, dk, dv), in the shapes and the dtypes of q, k and v, or in out_dtype; then dbias and dsinks, where asked for, in those of bias and sinks. What has no
         gradient in the forward pass (masks, lengths, slopes) has none here.
 
     Raises:
@@ -109,7 +111,9 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
         scores = NONE
     if torch.compiler.is_compiling():
         for_operator, scores = with_symbols(for_operator, scores)
-    if given.dropout_p:
+    if wants_fp32(q, given.out_dtype):
+        for_operator += (given.dropout_p, True)
+    elif given.dropout_p:
         for_operator += (given.dropout_p,)
     return _finish([dout, dlse, q, k, v, o, lse], for_operator, scores, None, given, wanted, of)
 

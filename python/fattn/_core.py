@@ -12,6 +12,16 @@ def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ..
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
+def wants_fp32(q: torch.Tensor, out_dtype: torch.dtype | None) -> bool:
+    """Whether o is to be fp32 beside a q of 16 bits."""
+    if out_dtype is None or out_dtype == q.dtype:
+        return False
+    if out_dtype != torch.float32 or q.dtype not in (torch.float16, torch.bfloat16):
+        allowed = f"None, {q.dtype} and torch.float32" if q.dtype in (torch.float16, torch.bfloat16) else f"None and {q.dtype}"
+        raise ValueError(f"out_dtype is {out_dtype!r} and q {q.dtype}; allowed: {allowed}. Convert the result with .to()")
+    return True
+
+
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, scores: Scores | None, sequences: Sequences | None, needs_grad: bool,
         in_functorch: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse. `options` as the operators have them."""

@@ -9,6 +9,7 @@ import torch
 from ._attention import attention
 from ._options import is_bhsd
 from ._refused import require_dense
+from ._rotary import rotary
 
 
 _OF_CACHES = re.compile(r"\b([kv])\b")
@@ -157,6 +158,23 @@ def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tenso
         raise type(error)(_OF_CACHES.sub(r"\1_cache", str(error)).replace("seqused_k", "cache_seqlens")) from None
 
 
+def _turned(q: torch.Tensor, new: list[torch.Tensor], cos: torch.Tensor | None, sin: torch.Tensor | None, cache_seqlens: int | torch.Tensor, interleaved: bool,
+            bhsd: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`new` as (batch, seqlen_new, nheads_k, headdim)."""
+    if cos is None or sin is None:
+        raise ValueError(f"rotary_{'cos' if cos is None else 'sin'} is None, and the other is not; give both")
+    queries = q.transpose(1, 2) if bhsd else q
+    seqlen_new = new[0].shape[1] if new else 0
+    with torch.no_grad():
+        try:
+            queries = rotary(queries, cos, sin, interleaved=interleaved, offsets=cache_seqlens + (seqlen_new - queries.shape[1]))
+            if new:
+                new = [rotary(new[0], cos, sin, interleaved=interleaved, offsets=cache_seqlens), new[1]]
+        except ValueError as error:
+            raise ValueError(f"rotary_cos: {str(error).replace('offsets', 'cache_seqlens')}") from None
+    return queries.transpose(1, 2) if bhsd else queries, new
+
+
 def with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -165,6 +183,9 @@ def with_kvcache(
     v: torch.Tensor | None = None,
     *,
     cache_seqlens: int | torch.Tensor,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    rotary_interleaved: bool = False,
     layout: str = "bshd",
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
@@ -177,6 +198,8 @@ def with_kvcache(
         cache_seqlens: how many keys are in the caches before the call: a number for all, or a tensor (batch) of int32 or int64, which stays as it is (add
             seqlen_new for the next call). Each plus seqlen_new must be at most `longest`; on a GPU tensors are not looked at for this, torch's own
             check of indices stops the device.
+        rotary_cos, rotary_sin, rotary_interleaved: turn q and k before the call, as `fattn.rotary` does: a new key by its place in the cache, the last query by
+            that of the last key. The caches have turned keys then.
         layout: "bshd" as above, or "bhsd".
         options: those of `fattn.attention` but seqused_k: causal, softmax_scale, window, softcap, alibi_slopes, bias, mask, sinks, return_lse, ...;
             with block_table, (batch, columns), the caches are (pages, page_size, nheads_k, ...), and new keys are written to the pages that it says. No two may
@@ -196,6 +219,8 @@ def with_kvcache(
     new = [] if k is None else [x.transpose(1, 2) if bhsd else x for x in (k, v)]
     if new and new[0].shape[1] != new[1].shape[1]:
         raise ValueError(f"k has {new[0].shape[1]} new tokens and v {new[1].shape[1]}; they must have the same")
+    if rotary_cos is not None or rotary_sin is not None:
+        q, new = _turned(q, new, rotary_cos, rotary_sin, cache_seqlens, rotary_interleaved, bhsd)
     if options.get("block_table") is not None:
         return _of_pages(q, caches, new, cache_seqlens, layout, options)
     seqlen_new, longest = new[0].shape[1] if new else 0, min(x.shape[1] for x in caches)

@@ -1,6 +1,7 @@
 """torch.ops.fattn: loads the operators and gives torch.compile their shapes, and vmap their batching. They are differentiated in
 _autograd.py: an operator without a rule of its own is the cheapest to call."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,10 +39,12 @@ forward_at_once = forward._op
 
 
 # Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
-# `forward` and `backward` take all but the last, the probability of dropout; the others have it, then the tensors of _scores.Scores, what Sequences has if they
-# are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
-# variable first, and compile twice.
-OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
+# `forward` and `backward` take all but the last three: the probability of dropout, whether new outputs are fp32, and batch_invariant; the others have them, then
+# the tensors of _scores.Scores, what Sequences has if they are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which
+# torch.compile takes as they are: it would try a float as a variable first, and compile twice.
+OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0, False, False)
+FEW_OPTIONS = len(OPTIONS) - 3  # those that every operator takes
+BHSD, FP32_OUTPUTS = 3, len(OPTIONS) - 2
 # Behind the tensors that a score depends on: softmax_scale and softcap, where torch.compile has them as symbols.
 NUMBERS = ("softmax_scale_at", "softcap_at")
 SCORES = (*(row.name for row in _abi.SCORES), *NUMBERS)
@@ -56,10 +59,17 @@ def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
-def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
+def _output_dtype(x: torch.Tensor, options: Sequence) -> torch.dtype:
+    """Of a new output beside the input x."""
+    wide = len(options) > FP32_OUTPUTS and options[FP32_OUTPUTS] and x.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if wide else x.dtype
+
+
+def _like(x: torch.Tensor, options: Sequence, headdim: int) -> torch.Tensor:
     """As the operators make their results: in memory always (batch, seqlen, heads, headdim), whatever the order of the dimensions."""
+    bhsd = len(options) > BHSD and options[BHSD]
     swapped = x.transpose(1, 2) if bhsd else x
-    new = x.new_empty((*swapped.shape[:3], headdim))
+    new = x.new_empty((*swapped.shape[:3], headdim), dtype=_output_dtype(x, options))
     return new.transpose(1, 2) if bhsd else new
 
 
@@ -72,18 +82,18 @@ def _require_one_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *othe
 
 @torch.library.register_fake("fattn::forward_with_scores")
 @torch.library.register_fake("fattn::forward")
-def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+def _(q, k, v, *options):
     _require_one_device(q, k, v, *options)
-    batch, seqlen_q, nheads = (q.transpose(1, 2) if bhsd else q).shape[:3]
+    batch, seqlen_q, nheads = (q.transpose(1, 2) if len(options) > BHSD and options[BHSD] else q).shape[:3]
     lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return _like(q, bhsd, v.shape[3]), lse
+    return _like(q, options, v.shape[3]), lse
 
 
 @torch.library.register_fake("fattn::backward_with_scores")
 @torch.library.register_fake("fattn::backward")
-def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+def _(dout, q, k, v, o, lse, *options):
     _require_one_device(q, k, v, dout, o, lse, *options)
-    return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
+    return tuple(_like(x, options, x.shape[3]) for x in (q, k, v))
 
 
 def _more(q: torch.Tensor, options: tuple, before: int) -> tuple[torch.Tensor, ...]:
@@ -96,7 +106,7 @@ def _more(q: torch.Tensor, options: tuple, before: int) -> tuple[torch.Tensor, .
 @torch.library.register_fake("fattn::backward_with_more")
 def _(dout, q, k, v, o, lse, *options):
     _require_one_device(q, k, v, dout, o, lse, *options)
-    return *(_like(x, options[3], x.shape[3]) for x in (q, k, v)), *_more(q, options, 0)
+    return *(_like(x, options, x.shape[3]) for x in (q, k, v)), *_more(q, options, 0)
 
 
 @torch.library.register_fake("fattn::forward_varlen")
@@ -104,19 +114,19 @@ def _(q, k, v, *options, **packed):
     _require_one_device(q, k, v, *options, *packed.values())
     total_q, nheads, _ = q.shape
     lse = q.new_empty((nheads, total_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return q.new_empty((total_q, nheads, v.shape[-1])), lse  # of a paged cache v has 4 dimensions
+    return q.new_empty((total_q, nheads, v.shape[-1]), dtype=_output_dtype(q, options)), lse  # of a paged cache v has 4 dimensions
 
 
 @torch.library.register_fake("fattn::backward_varlen")
 def _(dout, q, k, v, o, lse, *options, **packed):
     _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return tuple(x.new_empty(x.shape, dtype=_output_dtype(x, options)) for x in (q, k, v))
 
 
 @torch.library.register_fake("fattn::backward_varlen_with_more")
 def _(dout, q, k, v, o, lse, *options, **packed):
     _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
-    return *(x.new_empty(x.shape) for x in (q, k, v)), *_more(q, options, 4)
+    return *(x.new_empty(x.shape, dtype=_output_dtype(x, options)) for x in (q, k, v)), *_more(q, options, 4)
 
 
 @torch.library.register_fake("fattn::forward_out")

@@ -34,6 +34,8 @@ class Options(NamedTuple):
     max_seqlen_k: int | None = None
     sinks: Any = None
     block_table: Any = None
+    out_dtype: Any = None
+    batch_invariant: bool = False
     deterministic: bool | None = None
     backend: str = "auto"
     algorithm: str = "auto"

@@ -15,6 +15,7 @@ def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.
     problem.algorithm = choose("algorithm", options.algorithm, _abi.ALGORITHMS)
     problem.causal = bool(options.causal)
     problem.deterministic = bool(options.deterministic)
+    problem.batch_invariant = bool(options.batch_invariant)
     problem.num_threads = within("num_threads", num_threads, 32)
     if options.softmax_scale is not None:
         problem.has_softmax_scale = 1

@@ -55,7 +55,7 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
     for name, shape in (("q", q), ("k", k), ("v", v)):
         place(name, shape)
     o = (*q[:-1], *v[-1:])
-    place("o", o)
+    place("o", o, code if given.out_dtype is None or backward else choose("out_dtype", short_dtype(given.out_dtype), _abi.DTYPES))
     if backward:
         for name, shape in (("dout", o), ("dq", q), ("dk", k), ("dv", v)):
             place(name, shape)

@@ -33,7 +33,8 @@ def support(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, 
         dtype: "fp32", "fp16", "bf16", "fp64", or as torch and NumPy call them ("bfloat16", torch.bfloat16).
         device, device_index: "cpu", or "cuda" and which one; also "cuda:1", or a torch.device.
         backward: asks for the backward pass instead of the forward pass.
-        causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        causal, softmax_scale, window, softcap, dropout_p, batch_invariant, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        out_dtype: of o, named as dtype is; the backward pass does not look at it.
         num_threads: as in `fattn.plan`; the answer does not depend on it.
         seqused_k, alibi_slopes, sinks, documents: whether there are such tensors (documents: document_q and document_k).
         packed: (batch, max_seqlen_q, max_seqlen_k) asks for packed sequences as `fattn.attention_varlen` takes them: q, k and v are (total, heads, headdim).

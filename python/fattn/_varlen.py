@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _abi
-from ._core import autocast, results, run
+from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
@@ -62,7 +62,8 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
     scores = prepare(q, keys_of(k, given.block_table, False) if paged else most_k, given.dropout_p, *[given[i] for i in _SCORES])
     for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
-                    0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
+                    0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p, wants_fp32(q, given.out_dtype),
+                    bool(given.batch_invariant))
     if torch.compiler.is_compiling():
         for_operator, scores = with_symbols(for_operator, scores)
     return q, k, v, for_operator, scores, sequences
@@ -90,8 +91,8 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
         block_table: as in `fattn.attention`: queries alone are packed, k and v are (pages, page_size, nheads_k, ...), seqused_k says how many keys each
             sequence has, and seqlen_k of bias, mask and document_k, (batch, seqlen_k), is columns * page_size. Leave cu_seqlens_k and max_seqlen_k out.
         document_q, document_k: (total_q) and (total_k), int32: as in `fattn.attention`, within each sequence; None for the latter: as document_q.
-        causal, softmax_scale, window, softcap, dropout_p, dropout_state, sinks, return_lse, return_dropout_state, deterministic, backend, algorithm: as in
-            `fattn.attention`.
+        causal, softmax_scale, window, softcap, dropout_p, dropout_state, sinks, return_lse, return_dropout_state, out_dtype, batch_invariant, deterministic, backend,
+        algorithm: as in `fattn.attention`.
 
     Returns:
         o (total_q, nheads, headdim_v); with `return_lse` lse (nheads, total_q), too, and with `return_dropout_state` the state, last.

@@ -163,6 +163,9 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
             then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
         cu_seqlens_k: the same in k and v; None: as cu_seqlens_q. With seqused_k where each begins alone counts, in any order.
         max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence (with seqused_k: that one uses), or more; bias and mask have these lengths. None: looked up.
+        out_dtype: of o; None: q's. float32 beside a q of 16 bits: the sums as they are, not rounded once more.
+        batch_invariant: a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together or one by one,
+            if the other options are the same; it takes time where rows are few.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", "v1" (the first FlashAttention), or "standard" (stores the matrix of scores).
@@ -170,7 +173,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
         num_threads: 0 takes every CPU that may be used; the result does not depend on it.
 
     Returns:
-        o (batch, seqlen_q, nheads, headdim_v) in q's dtype, a new array; with `return_lse` (o, lse) with lse (batch, nheads, seqlen_q), the natural
+        o (batch, seqlen_q, nheads, headdim_v) in q's dtype or out_dtype, a new array; with `return_lse` (o, lse) with lse (batch, nheads, seqlen_q), the natural
         logarithm of the sum of exponentials, in float32 (float64 if q is). A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
@@ -188,7 +191,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
     for name, x in (("q", q), ("k", k), ("v", v)):
         setattr(problem, name, _described(name, x, bhsd, packed and (name == "q" or given.block_table is None)))
     arrays = _set_scores(problem, q, k, bhsd, given)
-    o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype)
+    o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype if given.out_dtype is None else np.dtype(given.out_dtype))
     problem.o = _described("o", o, bhsd, packed)
     lse = None
     if return_lse:
@@ -207,7 +210,8 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
     Args:
         dout: the gradient of o, in its shape and dtype.
         q, k, v: as they were given to `forward`.
-        o, lse: as `forward` returned them.
+        o, lse: as `forward` returned them, o in q's dtype.
+        out_dtype: of dq, dk and dv; None: q's. float32 beside a q of 16 bits: the sums as they are.
         causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, backend, algorithm, layout, num_threads: as in `forward`.
         dlse: the gradient of lse, in its shape and dtype; None: 0.
@@ -215,7 +219,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
         return_dsinks: returns the gradient of sinks too, last.
 
     Returns:
-        (dq, dk, dv), new arrays in the shapes and the dtype of q, k and v; with `return_dbias` (dq, dk, dv, dbias), dbias with the dtype of bias and its
+        (dq, dk, dv), new arrays in the shapes of q, k and v and their dtype, or out_dtype; with `return_dbias` (dq, dk, dv, dbias), dbias with the dtype of bias and its
         shape with dimensions of 1 put before, summed over every dimension that is 1; a last dimension that is broadcast has all keys.
 
     Raises:
@@ -226,7 +230,8 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
     problem = _problem.describe(given, num_threads=num_threads, backward=True)
     sequences = _set_sequences(problem, layout, given)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
-    gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
+    gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype if given.out_dtype is None else np.dtype(given.out_dtype))
+                 for name in ("q", "k", "v")}
     if dlse is not None:
         inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():

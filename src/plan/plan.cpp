@@ -135,9 +135,11 @@ constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: al
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
+  // Tiles of AMX choose how their 16 rows round by the scores of all of them.
+  if (p.batch_invariant && c.isa == Isa::kAmx) c.isa = Isa::kAvx512Bf16;
   if (p.backward)
     split_backward(p, c);
-  else if (p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
+  else if (!p.batch_invariant && p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
     split_decode(p, c);
   else
     split_forward(p, c);

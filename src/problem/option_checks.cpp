@@ -35,7 +35,7 @@ void check_options(const fattn_problem& g) {
   check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
   check_enum("deterministic", g.deterministic, A{0, 1}, "0, 1");
   check_enum("check", g.check, A{FATTN_CHECK_AUTO, FATTN_CHECK_NONE, FATTN_CHECK_SYNC}, "auto (0), none (1), sync (2)");
-  check_enum("reserved", static_cast<int32_t>(g.reserved), A{0}, "0");
+  check_enum("batch_invariant", g.batch_invariant, A{0, 1}, "0, 1");
   check_enum("cuda_level", g.cuda_level, A{0, 75, 80}, "0 (the best for the device), 75, 80");
   if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON) invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
   check_enum("has_window", g.has_window, A{0, 1}, "0, 1");

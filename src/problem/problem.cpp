@@ -1,6 +1,7 @@
 // From a description to a Problem: what its tensors and options say together.
 #include "problem/problem.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -23,9 +24,15 @@ void set_mask(const fattn_problem& g, Problem& p) {
   p.causal = g.causal != 0;
   if (!g.has_window) return;
   check_lengths(p, "a window", int64_t{1} << 61, "2^61");
+  if (g.window_right == 0) p.causal = true;
+  if (p.batch_invariant) {  // which kernel it is must not follow from lengths: a window stays one, and no length reaches beyond these
+    constexpr int64_t kFarthest = int64_t{1} << 30;
+    p.window_left = std::min(g.window_left, kFarthest);
+    p.window_right = p.causal ? -1 : std::min(g.window_right, kFarthest);
+    return;
+  }
   // The last query is at key seqlen_k - 1, the first query's last key in reach is seqlen_q - 1 before the end.
   p.window_left = g.window_left >= p.seqlen_k - 1 ? -1 : g.window_left;
-  if (g.window_right == 0) p.causal = true;
   p.window_right = p.causal || g.window_right >= p.seqlen_q - 1 ? -1 : g.window_right;
 }
 
@@ -155,7 +162,10 @@ void set_inputs(const fattn_problem& g, Problem& p) {
 
 void set_output(const fattn_problem& g, Problem& p) {
   check_rows("o", g.o, p.packed, !p.backward);
-  check_same_dtype("o", g.o, g.q.dtype);
+  if (p.backward && g.o.dtype != g.q.dtype && g.o.dtype == FATTN_F32)
+    invalid(text("o is fp32 but q is ", name_of(p.dtype), "; the backward pass takes o in q's dtype. Convert it"));
+  check_output_dtype("o", g.o, g.q.dtype);
+  p.fp32_out = g.o.dtype != g.q.dtype;
   check_same_device("o", g.o, g.q);
   check_shape("o", g.o, rows_shape(p, p.seqlen_q, p.total_q, p.nheads, p.headdim_v),
               p.packed ? "from q's rows and heads and v's headdim" : "from q's batch, seqlen and heads and v's headdim");
@@ -194,11 +204,16 @@ void set_gradients(const fattn_problem& g, Problem& p) {
   for (const Gradient& d : {Gradient{"dout", g.dout, g.o, "the shape of o", p.dout, false}, Gradient{"dq", g.dq, g.q, "the shape of q", p.dq, true},
                             Gradient{"dk", g.dk, g.k, "the shape of k", p.dk, true}, Gradient{"dv", g.dv, g.v, "the shape of v", p.dv, true}}) {
     check_rows(d.name, d.tensor, p.packed, d.output);
-    check_same_dtype(d.name, d.tensor, g.q.dtype);
+    d.output ? check_output_dtype(d.name, d.tensor, g.q.dtype) : check_same_dtype(d.name, d.tensor, g.q.dtype);
     check_same_device(d.name, d.tensor, g.q);
     check_shape(d.name, d.tensor, {d.like.shape[0], d.like.shape[1], d.like.shape[2], d.like.shape[3]}, d.because);
     d.strides = row_strides(d.tensor);
   }
+  p.fp32_out = g.dq.dtype != g.q.dtype;
+  for (const auto& [name, tensor] : {std::pair{"dk", &g.dk}, std::pair{"dv", &g.dv}})
+    if (tensor->dtype != g.dq.dtype)
+      invalid(text(name, " is ", name_of(static_cast<DType>(tensor->dtype)), " but dq is ", name_of(p.out_dtype()),
+                   "; dq, dk and dv share one dtype, q's or fp32"));
 }
 
 }  // namespace
@@ -228,6 +243,7 @@ Problem validate(const fattn_problem& g) {
   set_weights(g, p);
   if (p.backward) set_gradients(g, p);
 
+  p.batch_invariant = g.batch_invariant != 0 && !p.backward;
   set_mask(g, p);
   p.softmax_scale = g.has_softmax_scale ? g.softmax_scale : 1.0 / std::sqrt(static_cast<double>(p.headdim));
   p.softcap = g.softcap;

@@ -33,6 +33,7 @@ struct Sequence {
 struct Problem {
   bool backward = false;
   DType dtype = DType::kF32;
+  bool fp32_out = false;  // o, backward dq, dk and dv are fp32, and dtype has 16 bits
   // Of packed sequences batch is their number, seqlen_q and seqlen_k are the most that one has, and strides between batch entries are 0.
   bool packed = false;
   // Of a paged cache seqlen_k is what the table has room for, and k and v have strides of a page instead of a batch entry: those between entries are
@@ -55,6 +56,7 @@ struct Problem {
   Device device = Device::kCpu;  // of every tensor
   int device_index = 0;
   bool deterministic = false;
+  bool batch_invariant = false;  // forward
   int32_t check = FATTN_CHECK_AUTO;
   bool want_status = false;
   int cuda_level = 0;
@@ -95,6 +97,7 @@ struct Problem {
     constexpr size_t kQ = tensor_index("q"), kK = tensor_index("k");
     return bytes[kQ] > 0 && bytes[kK] > 0;
   }
+  DType out_dtype() const { return fp32_out ? DType::kF32 : dtype; }
   bool empty() const { return packed ? total_q == 0 : batch == 0 || seqlen_q == 0; }  // no output row
 };
 

@@ -83,6 +83,15 @@ void check_same_dtype(const char* name, const fattn_tensor& t, int32_t dtype) {
                  "; all tensors of a call share one dtype. Cast one of them"));
 }
 
+void check_output_dtype(const char* name, const fattn_tensor& t, int32_t dtype) {
+  const bool has_16_bits = dtype == FATTN_F16 || dtype == FATTN_BF16;
+  if (has_16_bits && t.dtype == FATTN_F32) return;
+  if (has_16_bits && t.dtype != dtype)
+    invalid(
+        text(name, " is ", name_of(static_cast<DType>(t.dtype)), " but q is ", name_of(static_cast<DType>(dtype)), "; allowed: q's dtype, or fp32"));
+  check_same_dtype(name, t, dtype);
+}
+
 void check_same_device(const char* name, const fattn_tensor& t, const fattn_tensor& q) {
   if (t.device_type != q.device_type || t.device_index != q.device_index)
     invalid(text(name, " is on ", device_text(t), " but q is on ", device_text(q), "; all tensors of a call are on one device. Copy one of them"));

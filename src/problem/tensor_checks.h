@@ -24,6 +24,8 @@ void check_shape(const char* name, const fattn_tensor& tensor, std::array<int64_
 void check_dtype(const char* name, const fattn_tensor& tensor, int32_t wanted, const char* because);
 // As q's.
 void check_same_dtype(const char* name, const fattn_tensor& tensor, int32_t dtype);
+// Of an output: as q's, or fp32 where that has 16 bits.
+void check_output_dtype(const char* name, const fattn_tensor& tensor, int32_t dtype);
 void check_same_device(const char* name, const fattn_tensor& tensor, const fattn_tensor& q);
 
 Strides row_strides(const fattn_tensor& tensor);

@@ -194,7 +194,7 @@ fattn_problem problem(Bytes& in) {
   if (in.byte() % 4 == 3) p.sinks = tensor(in, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, {nheads});
   if (p.sinks.ndim == 1 && p.pass == FATTN_BACKWARD) p.dsinks = tensor(in, p.sinks.dtype, {nheads});
   p.check = in.mostly<int32_t>(in.byte() % 3);
-  p.reserved = in.mostly<uint32_t>(0);
+  p.batch_invariant = in.mostly<int32_t>(0);
   if (in.byte() % 4 == 3) p.status = tensor(in, FATTN_I32, {2});
   if (in.byte() % 4 == 3) {  // as many pages as keys have room in, of one key to three
     const int64_t page_size = 1 + in.byte() % 3, pages = batch * seqlen_k / page_size;

@@ -437,3 +437,36 @@ def test_a_paged_cache(fattn, tmp_path):
         safetensors.numpy.save_file({name: np.ascontiguousarray(x) for name, x in (paged | spoilt).items()}, tmp_path / "in.safetensors")
         refused = fattn("run", tmp_path / "in.safetensors", tmp_path / "bad.safetensors", status=2)
         assert words in " ".join(refused.stderr.split()), refused.stderr
+
+
+def test_outputs_in_fp32(fattn, tmp_path):
+    """Of 16 bits: o, or with do the gradients, not rounded once more."""
+    tensors = inputs(np.random.default_rng(6), np.float16)
+    exact = attention(*(tensors[name] for name in "qkv"), False, dout=tensors["do"])
+    forward = {name: x for name, x in tensors.items() if name != "do"}
+    for given, names in ((forward, ("o",)), (tensors, ("dq", "dk", "dv"))):
+        usual = run(fattn, tmp_path, given, "--verify")
+        wide = run(fattn, tmp_path, given, "--fp32-outputs", "--verify")
+        assert wide.keys() == usual.keys()
+        for name, x in wide.items():
+            assert x.dtype == (np.float32 if name in (*names, "lse") else np.float16)
+        for name in names:
+            assert np.square(wide[name] - exact[name]).mean() < np.square(usual[name] - exact[name]).mean()
+
+
+def test_outputs_in_fp32_beside_fp32(fattn, tmp_path):
+    wide = inputs(np.random.default_rng(6))
+    assert "--fp32-outputs: q is F32; outputs are wider than inputs of F16 and BF16. Leave it out" in refused(fattn, tmp_path, wide, "--fp32-outputs")
+
+
+def test_batch_invariant(fattn, tmp_path):
+    """The last query alone has the bits that it has among the others."""
+    tensors = inputs(np.random.default_rng(7), gradient=False, seqlen_q=13)
+    whole = run(fattn, tmp_path, tensors, "--causal", "--batch-invariant", "--verify")
+    last = run(fattn, tmp_path, tensors | {"q": np.ascontiguousarray(tensors["q"][:, -1:])}, "--causal", "--batch-invariant", "--verify")
+    assert np.array_equal(last["o"][:, 0], whole["o"][:, -1]) and np.array_equal(last["lse"][..., 0], whole["lse"][..., -1])
+
+
+def test_batch_invariant_of_an_algorithm_that_lacks_it(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(7), gradient=False)
+    assert "bits of a row that are its own (batch_invariant)" in refused(fattn, tmp_path, tensors, "--batch-invariant", "--algorithm", "v1")

@@ -4,18 +4,12 @@ from typing import Any
 
 import torch
 
+from .._rotary import sequence_of
 from ._calls import PeerError, Window, attention, attention_varlen, refuse
 
 
 def begins(batch: int, seqlen: int, device: torch.device) -> torch.Tensor:
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen
-
-
-def sequence_of(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of a packed tensor: which sequence it belongs to, and its place there."""
-    row = torch.arange(total, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True).clamp(max=cu_seqlens.shape[0] - 2)
-    return sequence, row - cu_seqlens[sequence]
 
 
 def _column(length: Any) -> Any:

@@ -50,8 +50,8 @@ class Backward {
         await_turn(t_, row_, head_);
         store_dq();
       }
-    store_gradient(at_.dk, at_.depth, t_.headdim, t_.scale, static_cast<uint16_t*>(t_.dk), t_.dk_stride);
-    store_gradient(at_.dv, at_.depth_v, t_.headdim_v, 1.0f, static_cast<uint16_t*>(t_.dv), t_.dv_stride);
+    store_gradient(at_.dk, at_.depth, t_.headdim, t_.scale, t_.dk, t_.dk_stride);
+    store_gradient(at_.dv, at_.depth_v, t_.headdim_v, 1.0f, t_.dv, t_.dv_stride);
   }
 
  private:
@@ -104,7 +104,8 @@ class Backward {
   };
   auto rows_of_square(int64_t r) const -> SquareRows;
   void store_dq() const;
-  void store_gradient(int64_t offset, int64_t depth, int headdim, float scale, uint16_t* to, int64_t stride) const;
+  FATTN_AMX_INLINE void add_to_halves(__m512 x, __m512 scale, uint16_t* high, uint16_t* low, __mmask16 lanes);
+  void store_gradient(int64_t offset, int64_t depth, int headdim, float scale, void* to, int64_t stride) const;
 
   // --- a panel of keys with the block of rows: amx_backward_products.h, amx_backward_nonfinite.h ---
 

@@ -77,11 +77,20 @@ inline auto Backward<kOptions>::rows_of_square(int64_t r) const -> SquareRows {
   return rows;
 }
 
-// Adds the block's dQ, transposed back, to memory, where its sums are in two halves (dq_sums.h).
+// x times scale to sums in two halves (dq_sums.h).
+template <bool kOptions>
+inline void Backward<kOptions>::add_to_halves(__m512 x, __m512 scale, uint16_t* high, uint16_t* low, __mmask16 lanes) {
+  const __m512i high_half = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, high)), 16);
+  const __m512i before = _mm512_or_si512(high_half, _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, low)));
+  const __m512i sum = _mm512_castps_si512(_mm512_fmadd_ps(x, scale, _mm512_castsi512_ps(before)));
+  _mm256_mask_storeu_epi16(high, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16)));
+  _mm256_mask_storeu_epi16(low, lanes, _mm512_cvtepi32_epi16(sum));
+}
+
+// Adds the block's dQ, transposed back, to memory.
 template <bool kOptions>
 inline void Backward<kOptions>::store_dq() const {
-  uint16_t* const dq = static_cast<uint16_t*>(t_.dq) + head_ * t_.dq_head_stride + row_ * t_.dq_stride;
-  uint16_t* const dq_low = t_.dq_low + head_ * t_.dq_low_head_stride + row_ * t_.dq_low_stride;
+  const int64_t first = head_ * t_.dq_head_stride + row_ * t_.dq_stride, first_low = head_ * t_.dq_low_head_stride + row_ * t_.dq_low_stride;
   const __m512 scale = _mm512_set1_ps(t_.scale);
   for (int64_t i = 0; i * 16 < rows_; ++i)
     for (int64_t d = 0; d < t_.headdim; d += 16) {
@@ -91,23 +100,28 @@ inline void Backward<kOptions>::store_dq() const {
       for (int r = 0; r < 16; ++r) x[r] = _mm512_load_si512(from + r * 16);
       transpose16(x);
       for (int64_t r = 0; r < min_of(16, rows_ - i * 16); ++r) {
-        uint16_t *high = dq + (i * 16 + r) * t_.dq_stride + d, *low = dq_low + (i * 16 + r) * t_.dq_low_stride + d;
-        const __m512i high_half = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, high)), 16);
-        const __m512i before = _mm512_or_si512(high_half, _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, low)));
-        const __m512i sum = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(x[r]), scale, _mm512_castsi512_ps(before)));
-        _mm256_mask_storeu_epi16(high, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16)));
-        _mm256_mask_storeu_epi16(low, lanes, _mm512_cvtepi32_epi16(sum));
+        const int64_t at = first + (i * 16 + r) * t_.dq_stride + d;
+        if (t_.fp32_out) {
+          float* const sums = static_cast<float*>(t_.dq) + at;
+          _mm512_mask_storeu_ps(sums, lanes, _mm512_fmadd_ps(_mm512_castsi512_ps(x[r]), scale, _mm512_maskz_loadu_ps(lanes, sums)));
+        } else {
+          uint16_t* const low = t_.dq_low + first_low + (i * 16 + r) * t_.dq_low_stride + d;
+          add_to_halves(_mm512_castsi512_ps(x[r]), scale, static_cast<uint16_t*>(t_.dq) + at, low, lanes);
+        }
       }
     }
 }
 
 template <bool kOptions>
-inline void Backward<kOptions>::store_gradient(int64_t offset, int64_t depth, int headdim, float scale, uint16_t* to, int64_t stride) const {
-  to += t_.key_begin * stride;
+inline void Backward<kOptions>::store_gradient(int64_t offset, int64_t depth, int headdim, float scale, void* to, int64_t stride) const {
   for (int64_t j = 0; j < t_.key_end - t_.key_begin; ++j)
     for (int64_t d = 0; d < headdim; d += 16) {
       const __m512 x = _mm512_mul_ps(_mm512_load_ps(values(offset, j / 16 * 2 * depth + d / 16) + j % 16 * 16), _mm512_set1_ps(scale));
-      _mm256_mask_storeu_epi16(to + j * stride + d, first_lanes16(headdim - d), to_bf16(x));
+      const int64_t at = (t_.key_begin + j) * stride + d;
+      if (t_.fp32_out)
+        _mm512_mask_storeu_ps(static_cast<float*>(to) + at, first_lanes16(headdim - d), x);
+      else
+        _mm256_mask_storeu_epi16(static_cast<uint16_t*>(to) + at, first_lanes16(headdim - d), to_bf16(x));
     }
 }
 

@@ -58,14 +58,20 @@ inline void Forward<kOptions>::store_tile(int64_t tile) {
   // A NaN among the weights is sure to be in their own sum only: rounding may make a number of it.
   const __m512 divisor = _mm512_mask_mov_ps(_mm512_load_ps(sum_of_rounded(tile)), _mm512_cmp_ps_mask(total, total, _CMP_UNORD_Q), total);
   const __m512 inverse = _mm512_maskz_div_ps(seen, _mm512_set1_ps(kOptions ? t_.inputs.dropout_scale : 1.0f), divisor);
-  uint16_t* o = static_cast<uint16_t*>(t_.o) + row * t_.o_stride;
+  uint16_t* const o = static_cast<uint16_t*>(t_.o) + (t_.fp32_out ? 0 : row * t_.o_stride);
+  float* const wide_o = static_cast<float*>(t_.o) + (t_.fp32_out ? row * t_.o_stride : 0);
   const float* from = reinterpret_cast<const float*>(acc(tile));
   for (int64_t d = 0; d < t_.headdim_v; d += 16, from += 16 * kLanes) {
     __m512i x[16];
     for (int i = 0; i < 16; ++i) x[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(from + i * kLanes), inverse));
     transpose16(x);
     const __mmask16 lanes = first_lanes16(t_.headdim_v - d);
-    for (int64_t r = 0; r < rows; ++r) _mm256_mask_storeu_epi16(o + r * t_.o_stride + d, lanes, to_bf16(_mm512_castsi512_ps(x[r])));
+    for (int64_t r = 0; r < rows; ++r) {
+      if (t_.fp32_out)
+        _mm512_mask_storeu_ps(wide_o + r * t_.o_stride + d, lanes, _mm512_castsi512_ps(x[r]));
+      else
+        _mm256_mask_storeu_epi16(o + r * t_.o_stride + d, lanes, to_bf16(_mm512_castsi512_ps(x[r])));
+    }
   }
   if (!t_.lse) return;
   __m512 shift = _mm512_mul_ps(_mm512_load_ps(max(tile)), _mm512_set1_ps(softmax(tile) == Softmax::kWhole ? options_.left() : kLn2 / kFixed));

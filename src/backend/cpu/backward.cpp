@@ -73,7 +73,7 @@ struct BackwardPass {
   const CpuCall& call;
   const Problem& p = call.p;
   const int64_t batch = p.dense_batch(), all_rows = p.dense_rows(), blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
-  const bool dq_in_halves = p.dtype != DType::kF32;
+  const bool dq_in_halves = p.out_dtype() != DType::kF32;
   const Strides of_dq_low{of_batch(p.nheads * all_rows * p.headdim), p.headdim, all_rows* p.headdim};
   uint16_t* const dq_low = reinterpret_cast<uint16_t*>(call.workspace + call.w.dq_low);
   const Strides of_delta{of_batch(p.nheads * all_rows), 1, all_rows};
@@ -92,12 +92,12 @@ struct BackwardPass {
   int64_t row_of_dbias(int64_t i, const Strides& strides) const {
     return i / pairs.rows / pairs.heads * strides.batch + i / pairs.rows % pairs.heads * strides.head + i % pairs.rows * strides.row;
   }
-  void* dq_row(int64_t n, int64_t row, int64_t h) const { return at(call.b.dq, place(p.dq, n, row, h), call.element); }
+  void* dq_row(int64_t n, int64_t row, int64_t h) const { return at(call.b.dq, place(p.dq, n, row, h), call.out_element); }
   // Zeros in the gradients of keys [key, end).
   void clear_keys(void* dk, void* dv, int64_t key, int64_t end) const {
     for (; key < end; ++key) {
-      std::memset(at(dk, key * p.dk.row, call.element), 0, static_cast<size_t>(p.headdim) * call.element);
-      std::memset(at(dv, key * p.dv.row, call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+      std::memset(at(dk, key * p.dk.row, call.out_element), 0, static_cast<size_t>(p.headdim) * call.out_element);
+      std::memset(at(dv, key * p.dv.row, call.out_element), 0, static_cast<size_t>(p.headdim_v) * call.out_element);
     }
   }
 
@@ -124,7 +124,7 @@ void BackwardPass::prepare() const {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    for (int64_t row = begin; row < end; ++row) std::memset(dq_row(n, row, h), 0, static_cast<size_t>(p.headdim) * call.element);
+    for (int64_t row = begin; row < end; ++row) std::memset(dq_row(n, row, h), 0, static_cast<size_t>(p.headdim) * call.out_element);
     if (dq_in_halves) std::fill_n(dq_low + place(of_dq_low, n, begin, h), (end - begin) * p.headdim, uint16_t{0});
   });
 }
@@ -140,7 +140,7 @@ void BackwardPass::differentiate_sinks() const {
 void BackwardPass::clear_keys_of_no_sequence() const {
   run_tasks(call.plan, "keys of no sequence", p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0, [&](int64_t i, int) {
     const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
-    clear_keys(at(call.b.dk, place(p.dk, 0, 0, hk), call.element), at(call.b.dv, place(p.dv, 0, 0, hk), call.element), key, key + 1);
+    clear_keys(at(call.b.dk, place(p.dk, 0, 0, hk), call.out_element), at(call.b.dv, place(p.dv, 0, 0, hk), call.out_element), key, key + 1);
   });
 }
 
@@ -154,10 +154,11 @@ BackwardTask BackwardPass::task_of(int64_t n, int64_t hk, const Sequence& s) con
   t.dout = at(call.b.dout, place(p.dout, n, s.q_begin, h), call.element);
   t.lse = at(static_cast<const float*>(call.b.lse), place(p.lse, n, s.q_begin, h));
   t.delta = delta + place(of_delta, n, s.q_begin, h);
-  t.dq = at(call.b.dq, place(p.dq, n, s.q_begin, h), call.element);
+  t.dq = at(call.b.dq, place(p.dq, n, s.q_begin, h), call.out_element);
   t.dq_low = dq_in_halves ? dq_low + place(of_dq_low, n, s.q_begin, h) : nullptr;
-  t.dk = at(call.b.dk, place(p.dk, n, s.k_begin, hk), call.element);
-  t.dv = at(call.b.dv, place(p.dv, n, s.k_begin, hk), call.element);
+  t.dk = at(call.b.dk, place(p.dk, n, s.k_begin, hk), call.out_element);
+  t.dv = at(call.b.dv, place(p.dv, n, s.k_begin, hk), call.out_element);
+  t.fp32_out = p.fp32_out;
   t.q_stride = p.q.row;
   t.k_stride = p.k.row;
   t.v_stride = p.v.row;
@@ -252,7 +253,7 @@ void BackwardPass::round_dq() const {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.round_sums(call.dtype, dq_low + place(of_dq_low, n, row, h), p.headdim, dq_row(n, row, h));
+      call.kernels.round_sums(call.out_dtype, dq_low + place(of_dq_low, n, row, h), p.headdim, dq_row(n, row, h));
   });
 }
 

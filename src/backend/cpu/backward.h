@@ -46,6 +46,18 @@ __attribute__((noinline)) void find_hidden(const ScoreInputs& in, BackwardScratc
     for (int64_t key = 0; !has_gradient(lse[i]) && key < at.keys; ++key) scratch.hidden[key * kTile + i] = minus_infinity();
 }
 
+// dk and dv as Out, from sums in rows of `width` and `width_v`.
+template <class Out>
+void store_key_gradients(const BackwardTask& task, const float* dk_sums, int64_t width, const float* dv_sums, int64_t width_v) {
+  const F32 scale = set1(task.scale);
+  for (int64_t key = 0; key < task.key_end - task.key_begin; ++key) {
+    Out* dk = static_cast<Out*>(task.dk) + (task.key_begin + key) * task.dk_stride;
+    Out* dv = static_cast<Out*>(task.dv) + (task.key_begin + key) * task.dv_stride;
+    for (int64_t d = 0; d < task.headdim; d += kLanes) store_n(dk + d, mul(load(dk_sums + key * width + d), scale), task.headdim - d);
+    for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(dv + d, load(dv_sums + key * width_v + d), task.headdim_v - d);
+  }
+}
+
 template <class T, class Ops>
 void backward_task(const BackwardTask& task) {
   BackwardScratch<T, Ops> scratch;
@@ -160,9 +172,10 @@ void backward_task(const BackwardTask& task) {
         const int64_t blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
         next_q = NextRows(q + heads * task.q_head_stride - to_next * task.q_stride, task.q_stride, next, task.headdim);
         next_dout = NextRows(dout + heads * task.dout_head_stride - to_next * task.dout_stride, task.dout_stride, next, task.headdim_v);
-        const DqRows<T> dq(task, head + heads, row0 - to_next);
-        next_dq = dq.next(next, task.headdim);
-        next_dq_low = dq.next_low(next, task.headdim);
+        with_dq<T>(task, head + heads, row0 - to_next, [&](const auto& dq) {
+          next_dq = dq.next(next, task.headdim);
+          next_dq_low = dq.next_low(next, task.headdim);
+        });
         fetched = (kTile + kPanelsOfTile * blocks - 1) / (kPanelsOfTile * blocks);
       }
       int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
@@ -307,22 +320,18 @@ void backward_task(const BackwardTask& task) {
       pass_over(dbias_end, task_keys);
 
       await_turn(task, row0, head);
-      const DqRows<T> dq(task, head, row0);
       const F32 scale = set1(task.scale);
-      unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
-        if (!has_gradient(lse[row])) return;  // 0 * -inf, where k holds -inf, is NaN
-        dq.add(row, d, x, scale, columns);
+      with_dq<T>(task, head, row0, [&](const auto& dq) {
+        unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
+          if (!has_gradient(lse[row])) return;  // 0 * -inf, where k holds -inf, is NaN
+          dq.add(row, d, x, scale, columns);
+        });
       });
     }
   }
 
-  const F32 scale = set1(task.scale);
-  for (int64_t key = 0; key < task_keys; ++key) {
-    T* dk = static_cast<T*>(task.dk) + (task.key_begin + key) * task.dk_stride;
-    T* dv = static_cast<T*>(task.dv) + (task.key_begin + key) * task.dv_stride;
-    for (int64_t d = 0; d < task.headdim; d += kLanes) store_n(dk + d, mul(load(scratch.dk + key * width + d), scale), task.headdim - d);
-    for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(dv + d, load(scratch.dv + key * width_v + d), task.headdim_v - d);
-  }
+  const float *const dk_sums = scratch.dk, *const dv_sums = scratch.dv;
+  task.fp32_out ? store_key_gradients<float>(task, dk_sums, width, dv_sums, width_v) : store_key_gradients<T>(task, dk_sums, width, dv_sums, width_v);
 }
 
 template <class T, class Ops>

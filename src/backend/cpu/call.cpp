@@ -56,7 +56,7 @@ CpuWorkspace lay_out_cpu(const Plan& plan) {
     case CpuPlan::Path::kBackward:
       scratch = kernels.backward_scratch(dtype, shape);
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
-      if (p.dtype != DType::kF32) w.dq_low = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kHalf});
+      if (p.out_dtype() != DType::kF32) w.dq_low = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kHalf});
       if (c.splits > 1) w.walked = layout.add({p.batch, p.nheads_k, c.splits, static_cast<int64_t>(sizeof(int64_t))});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       // Nothing is summed where each part of dbias is one head's of one batch entry.
@@ -79,7 +79,7 @@ void finish_packed_rows(const CpuCall& call) {
   const int64_t begin = end_of_queries(p, call.b);
   run_tasks(call.plan, "rows of no sequence", (p.total_q - begin) * p.nheads, [&](int64_t i, int) {
     const int64_t row = begin + i / p.nheads, h = i % p.nheads;
-    std::memset(at(call.b.o, place(p.o, 0, row, h), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+    std::memset(at(call.b.o, place(p.o, 0, row, h), call.out_element), 0, static_cast<size_t>(p.headdim_v) * call.out_element);
     if (p.want_lse) static_cast<float*>(call.b.lse)[place(p.lse, 0, row, h)] = -std::numeric_limits<float>::infinity();
   });
 }

@@ -33,6 +33,8 @@ struct CpuCall {
   const CpuKernels& kernels;
   KernelDType dtype;
   size_t element;
+  KernelDType out_dtype;  // of o, or of dq, dk and dv
+  size_t out_element;
   CpuWorkspace w;
   char* workspace;
 

@@ -17,6 +17,8 @@ void execute_cpu(const Plan& plan, const fattn_buffers& buffers) {
                      kernels_of(plan.cpu.isa),
                      kernel_dtype(p.dtype),
                      size_of(p.dtype),
+                     kernel_dtype(p.out_dtype()),
+                     size_of(p.out_dtype()),
                      lay_out_cpu(plan),
                      static_cast<char*>(buffers.workspace)};
   switch (plan.cpu.path) {

@@ -48,7 +48,7 @@ void merge_row(const CpuCall& call, int64_t first, int64_t step, const float* si
     const float* part = acc + index(c) * dv;
     for (int64_t d = 0; d < dv; ++d) merged[d] = c == 0 ? factor * part[d] : merged[d] + factor * part[d];
   }
-  call.kernels.sum_rows(call.dtype, merged, 0, 1, dv, o);
+  call.kernels.sum_rows(call.out_dtype, merged, 0, 1, dv, o);
   if (lse) *lse = row.lse;
 }
 
@@ -104,7 +104,7 @@ void cpu_decode(const CpuCall& call) {
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t h = hk * p.group() + row / s.seqlen_q, q = s.q_begin + row % s.seqlen_q;
       float* lse = p.want_lse ? at(static_cast<float*>(call.b.lse), place(p.lse, n, q, h)) : nullptr;
-      merge_row(call, part_of(n, hk, 0, rows) + row, rows, call.sink_of(h), at(call.b.o, place(p.o, n, q, h), call.element), lse);
+      merge_row(call, part_of(n, hk, 0, rows) + row, rows, call.sink_of(h), at(call.b.o, place(p.o, n, q, h), call.out_element), lse);
     }
   });
   if (p.packed) finish_packed_rows(call);

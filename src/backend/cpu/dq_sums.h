@@ -1,5 +1,5 @@
-// Rows of dq while tasks add to them, in fp32. In 16-bit calls the output holds the high half of each sum until all are done and the workspace the
-// low half: exact, and no more memory than fp32 calls take, whose sums are in the output.
+// Rows of dq while tasks add to them, in fp32. A dq of 16 bits holds the high half of each sum until all are done and the workspace the low half:
+// exact, and no more memory than a dq of fp32 takes, which holds the sums.
 #pragma once
 
 #include "backend/cpu/kernels.h"
@@ -28,17 +28,30 @@ FATTN_INLINE void split_halves(F32 x, uint16_t* high, uint16_t* low) {
 }
 
 // The rows of a query head from some row on.
-template <class T>
-struct DqRows {
+struct DqOfFloats {
+  float* sums;
+  int64_t stride;
+
+  DqOfFloats(const BackwardTask& task, int64_t head, int64_t row)
+      : sums(static_cast<float*>(task.dq) + head * task.dq_head_stride + row * task.dq_stride), stride(task.dq_stride) {}
+  // x times scale to columns [d, d + n) of a row.
+  __attribute__((always_inline)) void add(int64_t row, int64_t d, F32 x, F32 scale, int64_t n) const {
+    float* at = sums + row * stride + d;
+    store_n(at, fma(x, scale, load_n(at, n)), n);
+  }
+  NextRows next(int64_t rows, int64_t n) const { return {sums, stride, rows, n}; }
+  NextRows next_low(int64_t, int64_t) const { return {}; }
+};
+
+struct DqOfHalves {
   uint16_t *high, *low;
   int64_t stride, low_stride;
 
-  DqRows(const BackwardTask& task, int64_t head, int64_t row)
+  DqOfHalves(const BackwardTask& task, int64_t head, int64_t row)
       : high(static_cast<uint16_t*>(task.dq) + head * task.dq_head_stride + row * task.dq_stride),
         low(task.dq_low + head * task.dq_low_head_stride + row * task.dq_low_stride),
         stride(task.dq_stride),
         low_stride(task.dq_low_stride) {}
-  // x times scale to columns [d, d + n) of a row.
   __attribute__((always_inline)) void add(int64_t row, int64_t d, F32 x, F32 scale, int64_t n) const {
     uint16_t *h = high + row * stride + d, *l = low + row * low_stride + d;
     if (n >= kLanes) return split_halves(fma(x, scale, join_halves(h, l)), h, l);
@@ -56,20 +69,15 @@ struct DqRows {
   NextRows next(int64_t rows, int64_t n) const { return {high, stride, rows, n}; }
   NextRows next_low(int64_t rows, int64_t n) const { return {low, low_stride, rows, n}; }
 };
-template <>
-struct DqRows<float> {
-  float* sums;
-  int64_t stride;
 
-  DqRows(const BackwardTask& task, int64_t head, int64_t row)
-      : sums(static_cast<float*>(task.dq) + head * task.dq_head_stride + row * task.dq_stride), stride(task.dq_stride) {}
-  __attribute__((always_inline)) void add(int64_t row, int64_t d, F32 x, F32 scale, int64_t n) const {
-    float* at = sums + row * stride + d;
-    store_n(at, fma(x, scale, load_n(at, n)), n);
-  }
-  NextRows next(int64_t rows, int64_t n) const { return {sums, stride, rows, n}; }
-  NextRows next_low(int64_t, int64_t) const { return {}; }
-};
+// Calls body with the rows of dq as tensors of T, or of fp32, have them.
+template <class T, class Body>
+FATTN_INLINE void with_dq(const BackwardTask& task, int64_t head, int64_t row, const Body& body) {
+  if (sizeof(T) == sizeof(float) || task.fp32_out)
+    body(DqOfFloats(task, head, row));
+  else
+    body(DqOfHalves(task, head, row));
+}
 
 // The sums of a row, whose high halves are there, as T.
 template <class T>

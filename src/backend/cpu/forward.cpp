@@ -18,7 +18,8 @@ void cpu_forward(const CpuCall& call) {
     t.q = at(call.b.q, place(p.q, n, s.q_begin, h), call.element);
     t.k = at(call.b.k, place(p.k, n, s.k_begin, hk), call.element);
     t.v = at(call.b.v, place(p.v, n, s.k_begin, hk), call.element);
-    t.o = at(call.b.o, place(p.o, n, s.q_begin, h), call.element);
+    t.o = at(call.b.o, place(p.o, n, s.q_begin, h), call.out_element);
+    t.fp32_out = p.fp32_out;
     t.lse = p.want_lse ? at(static_cast<float*>(call.b.lse), place(p.lse, n, s.q_begin, h)) : nullptr;
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
@@ -31,6 +32,7 @@ void cpu_forward(const CpuCall& call) {
     t.diagonal = call.diagonal(s);
     t.left_diagonal = call.left_diagonal(s);
     t.block_k = call.c.block_k;
+    t.own_blocks = p.batch_invariant;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);

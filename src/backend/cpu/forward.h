@@ -167,7 +167,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     if (visible == Seen::kNone) return;
     if (capped) {
       restart();
-      cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scratch.scores, n, reached);
+      cap_scores<kVecs>(CappedScore(magnitude, task.softcap, task.own_blocks), scratch.scores, n, reached);
     }
     if (added) {
       restart();
@@ -217,10 +217,13 @@ void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t 
   if (task.inputs.sink)
     for (int i = 0; i < kTile; ++i) added[i] = weight_of_sink(*task.inputs.sink, static_cast<double>(tile.largest[i]) * exponent.magnitude);
   for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : task.inputs.dropout_scale / (tile.sum[i] + added[i]);
-  T* o = static_cast<T*>(task.o) + row0 * task.o_stride;
-  unpack_transposed(tile.o, rows, task.headdim_v, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
-    store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
-  });
+  const auto store_rows = [&](auto* o) {
+    o += row0 * task.o_stride;
+    unpack_transposed(tile.o, rows, task.headdim_v, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
+      store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
+    });
+  };
+  task.fp32_out ? store_rows(static_cast<float*>(task.o)) : store_rows(static_cast<T*>(task.o));
   if (!task.lse) return;
   const float none = task.inputs.sink ? *task.inputs.sink : minus_infinity();
   for (int64_t i = 0; i < rows; ++i) {
@@ -270,7 +273,8 @@ void forward_task(const ForwardTask& task) {
   }
   const KeyRows<T> all_k = KeyRows<T>::keys(task), all_v = KeyRows<T>::values(task);
   const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1, part_unit = unit > 1 ? unit : Ops::kPair;
-  for (int64_t key0 = first_key / unit * unit; key0 < keys; key0 += task.block_k) {
+  const int64_t begin_unit = task.own_blocks ? task.block_k * unit : unit;
+  for (int64_t key0 = first_key / begin_unit * begin_unit; key0 < keys; key0 += task.block_k) {
     const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
     const IdRange block_ids = row_ids ? ids_of(key_ids, key0, key0 + block) : IdRange{};
     if (row_ids && !may_meet(ids, block_ids)) continue;

@@ -53,10 +53,12 @@ struct KeyPages {
 struct ForwardTask {
   const void *q, *k, *v;
   void* o;
-  float* lse;  // null if not wanted
+  bool fp32_out;  // o is fp32, whatever the dtype
+  float* lse;     // null if not wanted
   int64_t q_stride, k_stride, v_stride, o_stride, lse_stride;
   int64_t row_begin, row_end, seqlen_k, diagonal, left_diagonal;
   int64_t block_k;
+  bool own_blocks;  // blocks begin at multiples of block_k, whatever the task's rows do not see: each row has the same blocks in any task
   int headdim, headdim_v;
   float scale;    // softmax_scale
   float softcap;  // 0: none
@@ -86,7 +88,8 @@ struct DecodeTask {
 };
 
 // The keys [key_begin, key_end) of one key head against all rows of the query heads that share it.
-// dq is accumulated in fp32 (added to what is there, in turn with the other tasks of the key head: dq_order.h), in 16 bits in two halves (dq_sums.h);
+// dq is accumulated in fp32 (added to what is there, in turn with the other tasks of the key head: dq_order.h), if it has 16 bits in two halves
+// (dq_sums.h);
 // dk and dv are written.
 struct BackwardTask {
   const void *q, *k, *v, *dout;  // q, dout at the group's first head
@@ -94,6 +97,7 @@ struct BackwardTask {
   void* dq;                      // fp32: the sums; else their high halves
   uint16_t* dq_low;              // else: their low halves
   void *dk, *dv;
+  bool fp32_out;  // dq, dk and dv are fp32, whatever the dtype
   int64_t q_stride, k_stride, v_stride, dout_stride, lse_stride, delta_stride, dq_stride, dq_low_stride, dk_stride, dv_stride;  // rows
   int64_t q_head_stride, dout_head_stride, lse_head_stride, delta_head_stride, dq_head_stride, dq_low_head_stride;
   int64_t group, seqlen_q, seqlen_k, key_begin, key_end, diagonal, left_diagonal;
@@ -121,7 +125,8 @@ struct BackwardTask {
 struct V1ForwardTask {
   const void *q, *k, *v;
   void* o;
-  float* lse;  // null if not wanted
+  bool fp32_out;  // o is fp32, whatever the dtype
+  float* lse;     // null if not wanted
   int64_t q_stride, k_stride, v_stride, o_stride, lse_stride;
   int64_t seqlen_q, seqlen_k, diagonal;
   int64_t rows, keys;
@@ -136,6 +141,7 @@ struct V1BackwardTask {
   const void *q, *k, *v, *o, *dout;  // q, o, dout, lse, dlse and dq at the group's first head
   const float *lse, *dlse;           // dlse: null if there is none
   void *dq, *dk, *dv;
+  bool fp32_out;  // dq, dk and dv are fp32, whatever the dtype
   int64_t q_stride, k_stride, v_stride, o_stride, dout_stride, lse_stride, dlse_stride, dq_stride, dk_stride, dv_stride;
   int64_t q_head_stride, o_head_stride, dout_head_stride, lse_head_stride, dlse_head_stride, dq_head_stride;
   int64_t group, seqlen_q, seqlen_k, diagonal;

@@ -43,15 +43,16 @@ FATTN_INLINE F32 through(const ScaledScore&, F32, F32 g) { return g; }
 // score = softcap tanh(|softmax_scale| product / softcap); what is shaped is the hyperbolic tangent.
 struct CappedScore {
   F32 scale, minus_scale, softcap;
-  CappedScore(double magnitude, float cap)
-      : scale(set1(static_cast<float>(magnitude / static_cast<double>(cap)))), minus_scale(sub(zero(), scale)), softcap(set1(cap)) {}
+  bool alone;  // a score's bits are the same in any vector
+  CappedScore(double magnitude, float cap, bool is_alone = false)
+      : scale(set1(static_cast<float>(magnitude / static_cast<double>(cap)))), minus_scale(sub(zero(), scale)), softcap(set1(cap)), alone(is_alone) {}
 };
 // tanh(x). Below 0.5, where softcap leaves most scores, an odd polynomial (minimax in the relative error, 2e-7), a third of the operations. Otherwise
 // x P(x^2) / Q(x^2): minimax in the relative error for |x| <= 8.95, beyond which it is 1; 2.1e-8, and 3.5e-7 in fp32 with these coefficients. max
 // passes NaN on.
 FATTN_INLINE F32 shaped(const CappedScore& s, F32 product) {
   const F32 small = mul(product, s.scale), one = set1(1.0f);
-  if (all_smaller(small, 0.5f)) {
+  if (!s.alone && all_smaller(small, 0.5f)) {
     const F32 u = mul(small, small);
     F32 p = fma(set1(0.0171313443f), u, set1(-0.0529842388f));
     p = fma(p, u, set1(0.133247505f));

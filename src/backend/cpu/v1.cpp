@@ -10,7 +10,7 @@ namespace {
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // what the cache is to hold
   size_t largest = 0, sum = 0;                // forward: (worker, seqlen_q) each
-  size_t sums = 0, sums_of_worker = 0;        // in 16 bits: o or, backward, dq of the group in fp32
+  size_t sums = 0, sums_of_worker = 0;        // of outputs of 16 bits: o or, backward, dq of the group in fp32
   size_t total = 0;
 };
 
@@ -42,7 +42,7 @@ Workspace lay_out(const Plan& plan) {
     w.largest = layout.add({workers, p.seqlen_q, kFloat});
     w.sum = layout.add({workers, p.seqlen_q, kFloat});
   }
-  if (p.dtype != DType::kF32) {
+  if (p.out_dtype() != DType::kF32) {
     w.sums = layout.add({workers, group, p.seqlen_q, width, kFloat});
     w.sums_of_worker = static_cast<size_t>(group * p.seqlen_q * width * kFloat);
   }
@@ -63,7 +63,8 @@ void forward(const Plan& plan, const fattn_buffers& b, const Workspace& w) {
     t.q = at(b.q, place(p.q, n, 0, h), element);
     t.k = at(b.k, place(p.k, n, 0, hk), element);
     t.v = at(b.v, place(p.v, n, 0, hk), element);
-    t.o = at(b.o, place(p.o, n, 0, h), element);
+    t.o = at(b.o, place(p.o, n, 0, h), size_of(p.out_dtype()));
+    t.fp32_out = p.fp32_out;
     t.lse = p.want_lse ? at(static_cast<float*>(b.lse), place(p.lse, n, 0, h)) : nullptr;
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
@@ -100,9 +101,10 @@ void backward(const Plan& plan, const fattn_buffers& b, const Workspace& w) {
     t.dout = at(b.dout, place(p.dout, n, 0, h), element);
     t.lse = at(static_cast<const float*>(b.lse), place(p.lse, n, 0, h));
     t.dlse = p.has_dlse ? at(static_cast<const float*>(b.dlse), place(p.dlse, n, 0, h)) : nullptr;
-    t.dq = at(b.dq, place(p.dq, n, 0, h), element);
-    t.dk = at(b.dk, place(p.dk, n, 0, hk), element);
-    t.dv = at(b.dv, place(p.dv, n, 0, hk), element);
+    t.dq = at(b.dq, place(p.dq, n, 0, h), size_of(p.out_dtype()));
+    t.dk = at(b.dk, place(p.dk, n, 0, hk), size_of(p.out_dtype()));
+    t.dv = at(b.dv, place(p.dv, n, 0, hk), size_of(p.out_dtype()));
+    t.fp32_out = p.fp32_out;
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
     t.v_stride = p.v.row;

@@ -97,14 +97,26 @@ void v1_backward_blocks(const V1BackwardTask& task, const V1BackwardScratch& s, 
   }
 }
 
+// dk and dv of a block of keys, as Out.
+template <class Out>
+void v1_store_keys(const V1BackwardTask& task, const V1BackwardScratch& s, int64_t key, int64_t keys) {
+  const F32 scale = set1(task.scale);
+  for (int64_t j = 0; j < keys; ++j) {
+    Out* const dk = static_cast<Out*>(task.dk) + (key + j) * task.dk_stride;
+    Out* const dv = static_cast<Out*>(task.dv) + (key + j) * task.dv_stride;
+    for (int64_t d = 0; d < task.headdim; d += kLanes) store_n(dk + d, mul(load(s.dk.row(j) + d), scale), task.headdim - d);
+    for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(dv + d, load(s.dv.row(j) + d), task.headdim_v - d);
+  }
+}
+
 template <class T>
 void v1_backward_head(const V1BackwardTask& task) {
   V1BackwardScratch s;
   s.lay_out(task.scratch, task.rows, task.keys, task.headdim, task.headdim_v);
-  // In fp32 the output is the dq that is read and written; in 16 bits one in fp32.
-  constexpr bool kInOutput = sizeof(T) == sizeof(float);
+  // An output of fp32 is the dq that is read and written; of 16 bits one in fp32.
+  const bool in_output = sizeof(T) == sizeof(float) || task.fp32_out;
   const auto dq_of = [&](int64_t head) {
-    if (kInOutput) return Block{static_cast<float*>(task.dq) + head * task.dq_head_stride, task.dq_stride};
+    if (in_output) return Block{static_cast<float*>(task.dq) + head * task.dq_head_stride, task.dq_stride};
     return Block{task.sums + head * task.seqlen_q * task.headdim, task.headdim};
   };
 
@@ -125,16 +137,10 @@ void v1_backward_head(const V1BackwardTask& task) {
     for (int64_t head = 0; head < task.group; ++head)
       for (int64_t row = first_block_of_rows(task, key); row < task.seqlen_q; row += task.rows)
         v1_backward_blocks<T>(task, s, dq_of(head), head, key, keys, row, k_nonfinite);
-    const F32 scale = set1(task.scale);
-    for (int64_t j = 0; j < keys; ++j) {
-      T* const dk = static_cast<T*>(task.dk) + (key + j) * task.dk_stride;
-      T* const dv = static_cast<T*>(task.dv) + (key + j) * task.dv_stride;
-      for (int64_t d = 0; d < task.headdim; d += kLanes) store_n(dk + d, mul(load(s.dk.row(j) + d), scale), task.headdim - d);
-      for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(dv + d, load(s.dv.row(j) + d), task.headdim_v - d);
-    }
+    task.fp32_out ? v1_store_keys<float>(task, s, key, keys) : v1_store_keys<T>(task, s, key, keys);
   }
 
-  if (kInOutput) return;
+  if (in_output) return;
   for (int64_t head = 0; head < task.group; ++head)
     for (int64_t i = 0; i < task.seqlen_q; ++i) {
       T* const to = static_cast<T*>(task.dq) + head * task.dq_head_stride + i * task.dq_stride;

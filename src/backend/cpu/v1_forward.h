@@ -93,9 +93,9 @@ template <class T>
 void v1_forward_head(const V1ForwardTask& task) {
   V1ForwardScratch s;
   s.lay_out(task.scratch, task.rows, task.keys, task.headdim, task.headdim_v);
-  // In fp32 the output is the o that is read and written; in 16 bits one in fp32.
-  constexpr bool kInOutput = sizeof(T) == sizeof(float);
-  const Block o = kInOutput ? Block{static_cast<float*>(task.o), task.o_stride} : Block{task.sums, task.headdim_v};
+  // An output of fp32 is the o that is read and written; of 16 bits one in fp32.
+  const bool in_output = sizeof(T) == sizeof(float) || task.fp32_out;
+  const Block o = in_output ? Block{static_cast<float*>(task.o), task.o_stride} : Block{task.sums, task.headdim_v};
 
   for (int64_t i = 0; i < task.seqlen_q; ++i) {  // line 2
     for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(o.row(i) + d, zero(), task.headdim_v - d);
@@ -116,12 +116,13 @@ void v1_forward_head(const V1ForwardTask& task) {
 
   for (int64_t i = 0; i < task.seqlen_q; ++i) {
     const bool empty = task.sum[i] == 0.0f;
-    if (!kInOutput || empty) {  // all scores of a row may be -inf, and values Inf
-      T* const to = static_cast<T*>(task.o) + i * task.o_stride;
-      for (int64_t d = 0; d < task.headdim_v; d += kLanes) {
-        const int64_t n = task.headdim_v - d;
-        store_n(to + d, empty ? zero() : load_n(o.row(i) + d, n), n);
-      }
+    for (int64_t d = 0; d < task.headdim_v && (!in_output || empty); d += kLanes) {  // all scores of a row may be -inf, and values Inf
+      const int64_t n = task.headdim_v - d;
+      const F32 x = empty ? zero() : load_n(o.row(i) + d, n);
+      if (in_output)
+        store_n(o.row(i) + d, x, n);
+      else
+        store_n(static_cast<T*>(task.o) + i * task.o_stride + d, x, n);
     }
     if (!task.lse) continue;
     const double lse = static_cast<double>(task.largest[i]) * Scale(task.scale).magnitude + 0.69314718055994530942 * log2_of(task.sum[i]);

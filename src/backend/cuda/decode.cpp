@@ -136,6 +136,7 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
   plan.key.row = row;
   plan.key.sinks = problem.has_sinks;
   plan.key.paged = problem.paged;
+  plan.key.fp32_out = problem.fp32_out;
   plan.tile = kRows[row].tile;
   plan.rows = static_cast<int>(rows_of(problem));
   plan.row_tiles = static_cast<int>(ceil_div(plan.rows, plan.tile.rows()));
@@ -177,6 +178,7 @@ jit::Request decode_request(const DecodeKey& key) {
   if (!combine) source += text(", up to ", tile.rows(), " rows, ", tile.teams, " x ", tile.block_n, " keys, ", tile.stages, " stages");
   if (key.sinks != 0) source += ", sinks";
   if (key.paged != 0) source += ", pages";
+  if (key.fp32_out != 0) source += ", fp32 outputs";
   source += text("\n#include \"kernels/decode/", combine ? "combine" : "forward", ".h\"\nstruct Spec {\n  using Element = fattn::", element,
                  ";\n  static constexpr bool kDependent = ", key.arch >= 90 ? "true" : "false", ";\n");
   if (combine) {
@@ -188,6 +190,7 @@ jit::Request decode_request(const DecodeKey& key) {
                    ";\n  static constexpr bool kQueriesInRegisters = ", tile.queries_in_registers ? "true" : "false", ";\n");
   }
   if (key.sinks != 0) source += "  static constexpr bool kSinks = true;\n";
+  if (key.fp32_out != 0) source += "  static constexpr bool kFp32Out = true;\n";
   const std::string entry = combine ? "fattn_decode_combine" : "fattn_decode";
   source +=
       text("};\nextern \"C\" __global__ void __launch_bounds__(", combine ? kDecodeCombineThreads : tile.threads(), ", ", combine ? 1 : tile.ctas,

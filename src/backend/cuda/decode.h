@@ -43,7 +43,8 @@ struct DecodeKey {
   int32_t row = 0;  // of the table
   int32_t sinks = 0;
   int32_t paged = 0;
-  std::array<int32_t, 8> reserved{};
+  int32_t fp32_out = 0;
+  std::array<int32_t, 7> reserved{};
 };
 static_assert(sizeof(DecodeKey) == 64);
 

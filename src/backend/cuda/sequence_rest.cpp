@@ -7,7 +7,7 @@ namespace {
 
 // An element of fp32 is two of 16 bits: of zeros they make 0, of NaNs (0x7fff7fff) NaN.
 RestOutput output_of(const Problem& problem, void* to, const Strides& strides, int64_t columns) {
-  const int64_t words = static_cast<int64_t>(size_of(problem.dtype)) / 2;
+  const int64_t words = static_cast<int64_t>(size_of(problem.out_dtype())) / 2;
   return {static_cast<unsigned short*>(to), words * strides.row, words * strides.head, static_cast<int>(words * columns)};
 }
 

@@ -320,7 +320,7 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, bool aligned) {
   keys.finish.kind = KernelKind::kV2BackwardFinish;
   keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
   if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {
-    keys.finish.pair = pair_bits({.lengths = pair.packed && pair.lengths, .packed = pair.packed});
+    keys.finish.pair = pair_bits({.lengths = pair.packed && pair.lengths, .packed = pair.packed, .fp32_out = pair.fp32_out});
     keys.finish.headdim_v = keys.main.headdim;
     keys.finish.causal = keys.finish.window = keys.finish.capped = 0;
   } else {  // it may compute rows again

@@ -102,6 +102,8 @@ int choose_row(const Problem& problem, const V2Target& target) {
   // Two tiles of rows of a warp leave none (spills of 16 bytes) to a window of packed sequences above headdim 64.
   const bool f32_window = problem.windowed() && (target.arch != 90 || (pair.packed && std::max(headdim, headdim_v) > 64));
   const bool several = std::max(headdim, headdim_v) > 64 && (features > 1 || pair.documents);
+  // Calls of one query and of many may say the same mask in different ways.
+  const bool masked = problem.causal || problem.windowed() || problem.batch_invariant;
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
@@ -111,7 +113,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.heavy != many_registers || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers))
       continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
-        ((problem.causal || problem.windowed()) && !row.causal))
+        (masked && !row.causal))
       continue;
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;                                    // 4 to 20 bytes
@@ -119,9 +121,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.
-    if (!row.f32 && target.arch >= 100 && std::max(headdim, headdim_v) > 64 && row.tile.row_tiles == 2 && row.tile.block_n == 64 &&
-        (problem.windowed() || problem.causal))
-      continue;
+    if (!row.f32 && target.arch >= 100 && std::max(headdim, headdim_v) > 64 && row.tile.row_tiles == 2 && row.tile.block_n == 64 && masked) continue;
     // For sm_90 the widest values spill there in a window, or with softcap under a causal mask (40 and 4 bytes); with one stage of keys they do not.
     // The latter spill for sm_100 with either, and not with two warps.
     const bool capped_rows = problem.causal && !problem.windowed() && problem.softcap > 0;

@@ -215,6 +215,7 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
+  if (problem.fp32_out) return "algorithm v3's backward pass writes dq, dk and dv in q's dtype; algorithm v2 writes them in fp32, too";
   if (problem.has_documents && (problem.deterministic || problem.softcap > 0 || problem.has_alibi || problem.dropout_below > 0))
     return text("algorithm v3's backward pass has no documents (document_q, document_k) together with ",
                 problem.deterministic ? "deterministic"

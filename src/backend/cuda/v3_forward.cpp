@@ -141,7 +141,8 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.bias.given        ? row.takes_terms()
+  const bool scores = problem.fp32_out          ? row.has_registers()
+                      : problem.bias.given      ? row.takes_terms()
                       : problem.pair_mask.given ? row.takes_mask(registers)
                       : problem.has_documents
                           ? row.takes_documents(registers || problem.has_alibi, problem.dropout_below > 0 || problem.softcap > 0, problem.packed)
@@ -332,6 +333,12 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   if (why.empty() && problem.softcap > 0 && ratio_underflows(problem))
     why = text("softmax_scale is ", problem.softmax_scale, " and softcap ", problem.softcap,
                "; algorithm v3's forward pass wants a softmax_scale of at least 1e-12 of softcap; algorithm v2 takes any");
+  if (why.empty() && problem.fp32_out &&
+      (v3_pair_features(problem).any() || problem.has_sinks || problem.softcap > 0))  // not compiled for all of them yet
+    why = "algorithm v3's forward pass has outputs in fp32 beside causal masks and windows alone; algorithm v2 has them beside every option";
+  if (why.empty() && problem.fp32_out && problem.windowed() && std::max(problem.headdim, problem.headdim_v) > 192)  // spills of 4 bytes
+    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+               "; algorithm v3's forward pass has registers for outputs in fp32 in a window up to 192; algorithm v2 has them for wider ones");
   if (why.empty()) why = term_refusal(problem);
   const int64_t width = std::max(problem.headdim, problem.headdim_v);
   if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes
@@ -415,7 +422,7 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
                     b.q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), b.k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), b.v);
-  encode_tensor_map(params.o, device, tiled_o(problem, 64), b.o);
+  if (!problem.fp32_out) encode_tensor_map(params.o, device, tiled_o(problem, 64), b.o);  // fp32 does not leave by TMA
   params.call = pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
   params.call.tiles = static_cast<char*>(b.workspace) + plan.mask_words;
   params.call.tile_groups = plan.tile_groups;

@@ -189,7 +189,7 @@ void forward(const Problem& p, const fattn_buffers& b) {
           if (p.want_weights) weights[s.key] = weight;
         }
         if (std::isnan(lse)) std::fill(o.begin(), o.end(), lse);  // whatever is dropped
-        store_row(b.o, p.dtype, p.o, n, at.q_begin + i, h, o);
+        store_row(b.o, p.out_dtype(), p.o, n, at.q_begin + i, h, o);
         store_lse(n, at.q_begin + i, h, lse);
         for (size_t j = 0; j < weights.size(); ++j) {
           const int64_t* ws = p.weights_strides;
@@ -198,7 +198,7 @@ void forward(const Problem& p, const fattn_buffers& b) {
       }
     }
   if (!p.packed) return;
-  clear_rows(b.o, p.dtype, p.o, end_of_queries(p, b), p.total_q, p.nheads, p.headdim_v);
+  clear_rows(b.o, p.out_dtype(), p.o, end_of_queries(p, b), p.total_q, p.nheads, p.headdim_v);
   for (int64_t i = end_of_queries(p, b); i < p.total_q; ++i)
     for (int64_t h = 0; h < p.nheads; ++h) store_lse(0, i, h, -std::numeric_limits<double>::infinity());
 }
@@ -240,8 +240,8 @@ void backward(const Problem& p, const fattn_buffers& b) {
   Vector dsinks(static_cast<size_t>(p.nheads), 0.0);
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   if (p.packed) {  // with seqused_k all keys, before some get their own
-    clear_rows(b.dk, p.dtype, p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
-    clear_rows(b.dv, p.dtype, p.dv, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim_v);
+    clear_rows(b.dk, p.out_dtype(), p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
+    clear_rows(b.dv, p.out_dtype(), p.dv, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim_v);
   }
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t hk = 0; hk < p.nheads_k; ++hk) {
@@ -275,15 +275,15 @@ void backward(const Problem& p, const fattn_buffers& b) {
               dk[j][d] += ds * q[d];
             }
           }
-          store_row(b.dq, p.dtype, p.dq, n, in_q, h, dq);
+          store_row(b.dq, p.out_dtype(), p.dq, n, in_q, h, dq);
         }
       }
       for (int64_t j = 0; j < at.seqlen_k; ++j) {
-        store_row(b.dk, p.dtype, p.dk, n, at.k_begin + j, hk, dk[static_cast<size_t>(j)]);
-        store_row(b.dv, p.dtype, p.dv, n, at.k_begin + j, hk, dv[static_cast<size_t>(j)]);
+        store_row(b.dk, p.out_dtype(), p.dk, n, at.k_begin + j, hk, dk[static_cast<size_t>(j)]);
+        store_row(b.dv, p.out_dtype(), p.dv, n, at.k_begin + j, hk, dv[static_cast<size_t>(j)]);
       }
     }
-  if (p.packed) clear_rows(b.dq, p.dtype, p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
+  if (p.packed) clear_rows(b.dq, p.out_dtype(), p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
   if (p.dbias.given) dbias.write(b);
   for (int64_t h = 0; p.want_dsinks && h < p.nheads; ++h) store(b.dsinks, lse_dtype, h * p.dsinks_stride, dsinks[static_cast<size_t>(h)]);
 }

@@ -37,7 +37,7 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
   const E* o = at_offset<const E>(call.buffers.o, b * p.o.batch + h * p.o.head + row * p.o.row);
   const E* dout = at_offset<const E>(call.buffers.dout, b * p.dout.batch + h * p.dout.head + row * p.dout.row);
   const float* lse = at_offset<const float>(call.buffers.lse, b * p.lse.batch + h * p.lse.head + row * p.lse.row);
-  E* dq = at_offset<E>(call.buffers.dq, b * p.dq.batch + h * p.dq.head + row * p.dq.row);
+  void* dq = output_at(p, call.buffers.dq, b * p.dq.batch + h * p.dq.head + row * p.dq.row);
   E* weights = call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k;
   E* dscores = call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k;
   float* delta = scratch + at.row_values;
@@ -48,7 +48,7 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
   const Matrix dout_rows = matrix_of(dout, p.dout.row, rows, p.headdim_v, scratch + at.block[1]);
   const float* dlse = p.has_dlse ? at_offset<const float>(call.buffers.dlse, b * p.dlse.batch + h * p.dlse.head + row * p.dlse.row) : nullptr;
   delta_rows(p, o, dout_rows, lse, dlse, rows, line, delta);
-  OutputRows<E> out(dq, p.dq.row, rows, p.headdim, scratch + at.output[0]);
+  OutputRows<E> out(dq, p.dq.row, rows, p.headdim, scratch + at.output[0], p.out_dtype() == DType::kF32);
   if (p.seqlen_k == 0) out.clear();
   const auto seen_by = [&](int64_t r) -> int64_t { return lse[r * p.lse.row] < kLowestLse ? 0 : p.mask().visible_end(row + r); };
   int64_t seen_by_all = p.seqlen_k;
@@ -102,10 +102,11 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
   const E* q_batch = at_offset<const E>(call.buffers.q, b * p.q.batch);
   const E* dout_batch = at_offset<const E>(call.buffers.dout, b * p.dout.batch);
   const float* lse_batch = at_offset<const float>(call.buffers.lse, b * p.lse.batch);
-  OutputRows<E> dk(at_offset<E>(call.buffers.dk, b * p.dk.batch + hk * p.dk.head + key * p.dk.row), p.dk.row, keys, p.headdim,
-                   scratch + at.output[0]);
-  OutputRows<E> dv(at_offset<E>(call.buffers.dv, b * p.dv.batch + hk * p.dv.head + key * p.dv.row), p.dv.row, keys, p.headdim_v,
-                   scratch + at.output[1]);
+  const bool fp32 = p.out_dtype() == DType::kF32;
+  OutputRows<E> dk(output_at(p, call.buffers.dk, b * p.dk.batch + hk * p.dk.head + key * p.dk.row), p.dk.row, keys, p.headdim, scratch + at.output[0],
+                   fp32);
+  OutputRows<E> dv(output_at(p, call.buffers.dv, b * p.dv.batch + hk * p.dv.head + key * p.dv.row), p.dv.row, keys, p.headdim_v,
+                   scratch + at.output[1], fp32);
   if (p.seqlen_q == 0) {
     dk.clear();
     dv.clear();

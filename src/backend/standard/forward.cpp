@@ -47,11 +47,11 @@ void softmax_rows(const StandardCall& call, int64_t first_row, int64_t rows, E* 
 
 // o = p v
 template <class E>
-void output_rows(const StandardCall& call, int64_t first_row, int64_t rows, const E* matrix, const E* v, const float* lse, E* o, float* scratch) {
+void output_rows(const StandardCall& call, int64_t first_row, int64_t rows, const E* matrix, const E* v, const float* lse, void* o, float* scratch) {
   const Traced traced("o = p v");
   const Problem& p = call.p;
   const Layout& at = call.at;
-  OutputRows<E> out(o, p.o.row, rows, p.headdim_v, scratch + at.output[0]);
+  OutputRows<E> out(o, p.o.row, rows, p.headdim_v, scratch + at.output[0], p.out_dtype() == DType::kF32);
   if (p.seqlen_k == 0) out.clear();
   // Keys that a row sees, none if its scores are all -inf.
   const auto seen_by = [&](int64_t r) -> int64_t {
@@ -86,7 +86,7 @@ void standard_forward_rows(const StandardCall& call, int64_t task, float* scratc
   const E* q = at_offset<const E>(call.buffers.q, b * p.q.batch + h * p.q.head + row * p.q.row);
   const E* k = at_offset<const E>(call.buffers.k, b * p.k.batch + hk * p.k.head);
   const E* v = at_offset<const E>(call.buffers.v, b * p.v.batch + hk * p.v.head);
-  E* o = at_offset<E>(call.buffers.o, b * p.o.batch + h * p.o.head + row * p.o.row);
+  void* o = output_at(p, call.buffers.o, b * p.o.batch + h * p.o.head + row * p.o.row);
   E* matrix = call.head_matrix<E>(call.at.weights, b, h) + row * p.seqlen_k;
   float* lse = scratch + call.at.row_values;
 

@@ -29,31 +29,36 @@ Matrix matrix_of(const E* rows, int64_t stride, int64_t count, int64_t width, fl
 template <class E>
 class OutputRows {
  public:
-  OutputRows(E* rows, int64_t stride, int64_t count, int64_t width, float* copy) : rows_(rows), stride_(stride), count_(count), width_(width) {
+  // `fp32`: the rows are, whatever E.
+  OutputRows(void* rows, int64_t stride, int64_t count, int64_t width, float* copy, bool fp32 = std::is_same_v<E, float>)
+      : rows_(rows), stride_(stride), count_(count), width_(width), fp32_(fp32) {
     data = copy;
     ld = static_cast<int>(width);
-    if constexpr (std::is_same_v<E, float>)
-      if (blas_can_use(stride, count, width)) {
-        data = rows;
-        if (count > 1) ld = static_cast<int>(stride);
-      }
+    if (!fp32 || !blas_can_use(stride, count, width)) return;
+    data = static_cast<float*>(rows);
+    if (count > 1) ld = static_cast<int>(stride);
   }
   float* row(int64_t r) const { return data + r * ld; }
   void clear() {
     for (int64_t r = 0; r < count_; ++r) std::fill_n(row(r), width_, 0.0f);
   }
   void finish() const {
-    if constexpr (std::is_same_v<E, float>)
-      if (data == rows_) return;
-    for (int64_t r = 0; r < count_; ++r) row_passes<E>().store(row(r), rows_ + r * stride_, width_);
+    if (data == rows_) return;
+    for (int64_t r = 0; r < count_; ++r) {
+      if (fp32_)
+        row_passes<float>().store(row(r), static_cast<float*>(rows_) + r * stride_, width_);
+      else
+        row_passes<E>().store(row(r), static_cast<E*>(rows_) + r * stride_, width_);
+    }
   }
 
   float* data;
   int ld;
 
  private:
-  E* rows_;
+  void* rows_;
   int64_t stride_, count_, width_;
+  bool fp32_;
 };
 
 inline bool all_finite(const float* row, int64_t n) {

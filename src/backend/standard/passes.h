@@ -13,6 +13,11 @@ T* at_offset(Void* tensor, int64_t offset) {
   return tensor ? static_cast<T*>(tensor) + offset : nullptr;
 }
 
+// Of an output of the problem, whose element may be wider than E.
+inline void* output_at(const Problem& p, void* tensor, int64_t offset) {
+  return at_offset<char>(tensor, offset * static_cast<int64_t>(size_of(p.out_dtype())));
+}
+
 struct StandardCall {
   const Problem& p;
   const fattn_buffers& buffers;

@@ -136,7 +136,7 @@ def small(requires_grad: bool = False) -> list[torch.Tensor]:
 
 def test_opcheck():
     q, k, v = small()
-    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *everything().values(), torch.ones(4), None, None, None)
+    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, False, False, *everything().values(), torch.ones(4), None, None, None)
     torch.library.opcheck(_operators.forward_with_scores, (q, k, v, *arguments))
     o, lse = _operators.forward_with_scores(q, k, v, *arguments)
     torch.library.opcheck(_operators.backward_with_scores, (o, q, k, v, o, lse, *arguments))

@@ -73,7 +73,7 @@ def test_attention_takes_them_too():
     torch.manual_seed(3)
     options = everything(torch.float32) | {"softcap": 4.0, "window": (4, 2), "causal": True, "softmax_scale": 0.3, "sinks": torch.randn(4), "dropout_p": 0.25,
                                            "dropout_state": torch.tensor([3, 5]), "return_lse": True, "return_dropout_state": True, "deterministic": True,
-                                           "backend": "cpu", "algorithm": "v2", "max_seqlen_q": LONGEST_Q, "max_seqlen_k": LONGEST_K, **lengths()}
+                                           "backend": "cpu", "algorithm": "v2", "out_dtype": torch.float32, "batch_invariant": True, "max_seqlen_q": LONGEST_Q, "max_seqlen_k": LONGEST_K, **lengths()}
     taken = inspect.signature(fattn.attention).parameters
     assert set(inspect.signature(fattn.attention_varlen).parameters) == set(taken) - {"layout", "unknown"}
     assert set(options) == set(taken) - {"layout", "q", "k", "v", "unknown", "block_table"}  # test_torch_pages.py has that
@@ -104,8 +104,8 @@ def test_dropout_and_sinks():
 def test_opcheck():
     q, k, v = packed(torch.float32, False)
     options = everything(torch.float32)
-    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4), None)
-    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4), None, None, None)
+    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, False, False, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
     torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
     o, lse = _operators.forward_varlen(q, k, v, *arguments)
     torch.library.opcheck(_operators.backward_varlen, (o, q, k, v, o, lse, *arguments))

@@ -3,7 +3,7 @@
 import torch
 
 from fattn.compat._calls import EIGHT_BITS, TWO_QUERIES, PeerError, attention, peer_error, refuse_given, window_of
-from fattn.compat._combine import combined
+from fattn._merge import merge_rows
 from fattn.compat._kvcache import with_kvcache as _with_kvcache
 from fattn.compat._peers import version_of
 from fattn.compat._sequences import attention_of
@@ -89,7 +89,7 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     if out_partial.shape[:-1] != lse_partial.shape:
         raise PeerError(f"out_partial has the shape {tuple(out_partial.shape)} and lse_partial {tuple(lse_partial.shape)}; allowed: "
                         "(num_splits, batch, seqlen, nheads, headdim) and the same without headdim")
-    o, lse = combined(out_partial, lse_partial)
+    o, lse = merge_rows(out_partial, lse_partial)
     o = o.to(out_dtype or (out_partial if out is None else out).dtype)
     return (o if out is None else out.copy_(o)), lse
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fattn.compat._combine import combined
+from fattn._merge import merge_rows
 
 from . import attn_bias
 from ._problem import gradients_of, run
@@ -55,8 +55,7 @@ _NO_DROPOUT = "p is {}; dropout has no functions for each pass, allowed: 0. memo
 def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
     """query (batch, seqlen_q, heads, headdim), key and value (batch, seqlen_k, heads, ...), or without heads, or with groups of heads before them; attn_bias: a
     tensor that is added, which has a gradient, or a class of attn_bias -> a tensor of query's order."""
-    o, _ = run(query, key, value, attn_bias, p, scale)
-    return o if output_dtype is None else o.to(output_dtype)
+    return run(query, key, value, attn_bias, p, scale, output_dtype)[0]
 
 
 def memory_efficient_attention_forward(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
@@ -70,8 +69,7 @@ def memory_efficient_attention_forward_requires_grad(query, key, value, attn_bia
     if p:
         raise NotImplementedError(_NO_DROPOUT.format(p))
     with torch.no_grad():
-        o, lse = run(query, key, value, attn_bias, 0, scale)
-        return (o if output_dtype is None else o.to(output_dtype)), lse
+        return run(query, key, value, attn_bias, 0, scale, output_dtype)
 
 
 def memory_efficient_attention_backward(grad, output, lse, query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None):
@@ -86,13 +84,12 @@ def memory_efficient_attention_partial(query, key, value, attn_bias=None, p=0.0,
     """(out, lse (batch, heads, seqlen_q), with groups (batch, groups, heads, seqlen_q)) over some of the keys, for merge_attentions. Both have gradients."""
     if p:
         raise NotImplementedError(_NO_DROPOUT.format(p))
-    o, lse = run(query, key, value, attn_bias, 0, scale)
-    return (o if output_dtype is None else o.to(output_dtype)), lse
+    return run(query, key, value, attn_bias, 0, scale, output_dtype)
 
 
 def merge_attentions(attn_split, lse_split, write_lse=True, output_dtype=None):
     """attn_split: (parts, batch, seqlen, heads, headdim), or as many tensors; lse_split: (parts, batch, heads, seqlen), likewise -> (out, lse), lse None
     without write_lse. Differentiable."""
-    outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(list(x)) for x in (attn_split, lse_split))
-    o, lse = combined(outs, lses.movedim(-1, 2))
-    return o.to(output_dtype or outs.dtype), (lse.movedim(1, -1) if write_lse else None)
+    outs, lses = list(attn_split), [x.movedim(-1, 1) for x in lse_split]
+    o, lse = merge_rows(outs, lses)
+    return o.to(output_dtype or outs[0].dtype), (lse.movedim(1, -1) if write_lse else None)

@@ -129,14 +129,17 @@ def _problem(query, key, value, attn_bias, scale) -> Problem:
     raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; allowed: None, a torch.Tensor, and the classes of xformers.ops.fmha.attn_bias")
 
 
-def run(query, key, value, attn_bias, p, scale) -> tuple[torch.Tensor, torch.Tensor]:
+def run(query, key, value, attn_bias, p, scale, output_dtype=None) -> tuple[torch.Tensor, torch.Tensor]:
     """o in query's order of dimensions, and lse (batch, heads, seqlen_q) or (batch, groups, heads, seqlen_q)."""
     problem = _problem(query, key, value, attn_bias, scale)
+    wide = output_dtype == torch.float32 and problem.q.dtype in (torch.float16, torch.bfloat16)
+    options = {"out_dtype": torch.float32 if wide else None, "dropout_p": p or 0, "return_lse": True, **problem.options}
     if problem.q.dim() == 3:
-        o, lse = attention_varlen(*problem[:3], dropout_p=p or 0, return_lse=True, **problem.options)
+        o, lse = attention_varlen(*problem[:3], **options)
         o, lse = o[None], lse[None]
     else:
-        o, lse = attention(*problem[:3], dropout_p=p or 0, return_lse=True, **problem.options)
+        o, lse = attention(*problem[:3], **options)
+    o = o if output_dtype is None else o.to(output_dtype)
     if query.dim() == 3:
         return o[:, :, 0], lse
     return (o, lse) if query.dim() == 4 else (o.unflatten(2, query.shape[2:4]), lse.unflatten(1, query.shape[2:4]))
@@ -150,7 +153,7 @@ def gradients_of(grad, output, lse, query, key, value, attn_bias, scale) -> tupl
         raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; keys in pages have no gradient")
     problem = _problem(query, key, value, attn_bias, scale)
     packed = problem.q.dim() == 3
-    dout, o = _four_dimensions(grad, False), _four_dimensions(output, False)
+    dout, o = (_four_dimensions(x, False).to(problem.q.dtype) for x in (grad, output))
     if packed:
         dout, o, lse = dout[0], o[0], lse[0]
     dq, dk, dv = (attention_varlen_backward if packed else attention_backward)(dout, *problem[:3], o, lse, **problem.options)

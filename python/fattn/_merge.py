@@ -1,0 +1,78 @@
+"""fattn.merge: results over disjoint keys become that of all of them. Each counts by its share of the sum of exponentials, which its lse says."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ._options import is_bhsd
+from ._refused import require_dense
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def merge_rows(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """outs (..., headdim), lses (...) in the order of their rows. In fp32 (fp64 where something is); by operations of torch, which differentiate o and lse. A part
+    that saw no key for a row (lse -inf) adds nothing to it, whatever it holds."""
+    parts = torch.stack([_wide(x) for x in lses])
+    top = parts.detach().amax(0)
+    weights = (parts - top.masked_fill(top == -torch.inf, 0)).exp()
+    total = weights.sum(0)
+    empty = total == 0  # a row that no part sees: 1 in its place keeps NaN out of gradients
+    divisor = total.masked_fill(empty, 1)
+    lse = (top.masked_fill(empty, 0) + divisor.log()).masked_fill(empty, -torch.inf)
+    o = 0
+    for out, weight, part in zip(outs, weights / divisor, parts):
+        o = o + _wide(out).masked_fill((part == -torch.inf)[..., None], 0) * weight[..., None]
+    return o, lse
+
+
+def _check(parts: Sequence[torch.Tensor], bhsd: bool) -> None:
+    if len(parts) < 2 or len(parts) % 2:
+        raise TypeError(f"fattn.merge got {len(parts)} tensors; allowed: o1, lse1, o2, lse2, ..., an o and an lse of each part")
+    for i, x in enumerate(parts):
+        name = f"{'lse' if i % 2 else 'o'}{i // 2 + 1}"
+        require_dense(name, x)
+        if not x.is_floating_point():
+            raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: floating point")
+        if x.device != parts[0].device:
+            raise ValueError(f"{name} is on {x.device} and o1 on {parts[0].device}; all tensors of a call must be on one device")
+    o = parts[0]
+    if o.dim() not in (3, 4) or (bhsd and o.dim() != 4):
+        raise ValueError(f"o1 has {o.dim()} dimensions; allowed: 4 (batch, seqlen, nheads, headdim), or 3 (total, nheads, headdim) of packed sequences")
+    rows = o.shape[:-1] if bhsd else (*o.shape[:-3], o.shape[-2], o.shape[-3])
+    for i, x in enumerate(parts):
+        name, wanted = (f"lse{i // 2 + 1}", rows) if i % 2 else (f"o{i // 2 + 1}", o.shape)
+        if tuple(x.shape) != tuple(wanted):
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}; expected {tuple(wanted)}, from o1")
+
+
+def merge(*parts: torch.Tensor, out_dtype: torch.dtype | None = None, layout: str = "bshd") -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over all keys from attention over parts of them, as `fattn.attention(..., return_lse=True)` returns it for each part: o = sum(exp(lse_i - lse) o_i)
+    with lse = log(sum(exp(lse_i))). Computed in fp32; differentiable in every o and lse.
+
+    Args:
+        parts: o1, lse1, o2, lse2, ... of any number of parts: o (batch, seqlen_q, nheads, headdim_v) and lse (batch, nheads, seqlen_q), or of packed sequences
+            (total_q, nheads, headdim_v) and (nheads, total_q). A row of a part whose lse is -inf saw no key there, and counts nothing. Parts in fp32
+            (`out_dtype=torch.float32` of `fattn.attention`) are not rounded before they are added.
+        out_dtype: of the result's o; None: that of the parts.
+        layout: "bshd" as above, or "bhsd": heads before seqlen in o.
+
+    Returns:
+        (o, lse); a row that no part sees has o = 0 and lse = -inf. lse is float32 (float64 where a part has it).
+
+    Raises:
+        TypeError: the number of tensors is odd, or one is none.
+        ValueError: shapes, dtypes or devices do not fit together.
+    """
+    bhsd = is_bhsd(layout)
+    _check(parts, bhsd)
+    outs, lses = parts[::2], parts[1::2]
+    o, lse = merge_rows(outs, lses if bhsd else [x.transpose(-1, -2) for x in lses])
+    dtype = out_dtype
+    if dtype is None:
+        dtype = outs[0].dtype
+        for x in outs[1:]:
+            dtype = torch.promote_types(dtype, x.dtype)
+    return o.to(dtype), lse if bhsd else lse.transpose(-1, -2)

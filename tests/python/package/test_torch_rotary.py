@@ -1,0 +1,117 @@
+"""fattn.rotary, by itself and in fattn.with_kvcache."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fattn  # noqa: E402
+
+
+def angles(positions: int, half: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64), 10000 ** -(torch.arange(half, dtype=torch.float64) / half))
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, half: int, interleaved: bool) -> torch.Tensor:
+    """By complex numbers in fp64, of x (..., heads, headdim) with positions (...)."""
+    x = x.double().clone()
+    pairs = (x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]) if interleaved else (x[..., :half], x[..., half : 2 * half])
+    angle = positions.double()[..., None, None] * 10000 ** -(torch.arange(half, dtype=torch.float64) / half)
+    z = torch.complex(*(t.contiguous() for t in pairs)) * torch.polar(torch.ones_like(angle), angle)
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    x[..., first], x[..., second] = z.real, z.imag
+    return x
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("half", [32, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows(device, dtype, half, interleaved):
+    torch.manual_seed(half)
+    x = torch.randn(3, 7, 2, 64, dtype=dtype)
+    cos, sin = angles(50, half, torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {"atol": 2e-5, "rtol": 1e-5}
+    on = [t.to(device) for t in (x, cos, sin)]
+    for offsets in (0, 9, torch.tensor([0, 3, 43])):
+        positions = torch.arange(7) + (offsets[:, None] if isinstance(offsets, torch.Tensor) else torch.full((3, 1), offsets))
+        given = offsets.to(device) if isinstance(offsets, torch.Tensor) else offsets
+        got = fattn.rotary(*on, interleaved=interleaved, offsets=given)
+        assert got.dtype == dtype and got.shape == x.shape
+        torch.testing.assert_close(got.double().cpu(), turned(x, positions, half, interleaved), **tolerance)
+        swapped = fattn.rotary(on[0].transpose(1, 2), *on[1:], interleaved=interleaved, offsets=given, layout="bhsd")
+        assert torch.equal(swapped.transpose(1, 2), got)
+    cu = torch.tensor([0, 2, 2, 7], device=device)
+    packed = fattn.rotary(on[0][0], *on[1:], interleaved=interleaved, cu_seqlens=cu, offsets=torch.tensor([4, 0, 10], device=device))
+    wanted = turned(x[0], torch.tensor([4, 5, 10, 11, 12, 13, 14]), half, interleaved)
+    torch.testing.assert_close(packed.double().cpu(), wanted, **tolerance)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_finite_differences(interleaved):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 2, 8, dtype=torch.float64, requires_grad=True)
+    cos, sin = (t.requires_grad_() for t in angles(9, 3, torch.float64))
+    torch.autograd.gradcheck(lambda *t: fattn.rotary(*t, interleaved=interleaved, offsets=2), (x, cos, sin))
+
+
+def test_scores_depend_on_distance():
+    """What it is for: the same distance, the same score."""
+    q, k = torch.randn(2, 1, 1, 1, 64, dtype=torch.float64)
+    cos, sin = angles(100, 32, torch.float64)
+    scores = [(fattn.rotary(q, cos, sin, offsets=a) * fattn.rotary(k, cos, sin, offsets=a - 5)).sum() for a in (5, 30, 99)]
+    torch.testing.assert_close(scores[1], scores[0])
+    torch.testing.assert_close(scores[2], scores[0])
+
+
+@pytest.mark.parametrize("bhsd", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("tensor_lengths", [False, True])
+def test_with_kvcache(device, tensor_lengths, paged, bhsd):
+    """New keys turned by their places, and queries by those of the last keys: as if all had been turned before."""
+    torch.manual_seed(1)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    cos, sin = (t.to(device) for t in angles(64, 12))
+    q, k, v = (torch.randn(2, 64, heads, 32, dtype=dtype, device=device) for heads in (4, 2, 2))
+    q_all, k_all = (fattn.rotary(x, cos, sin) for x in (q, k))
+    lengths = [30, 13] if tensor_lengths else [30, 30]
+    options = {}
+    if paged:
+        options["block_table"] = torch.randperm(16, device=device).reshape(2, 8)
+        caches = torch.zeros(2, 16, 8, 2, 32, dtype=dtype, device=device)
+        for cache, x in zip(caches, (k_all, v)):
+            for b, n in enumerate(lengths):
+                for j in range(n):
+                    cache[options["block_table"][b, j // 8], j % 8] = x[b, j]
+    else:
+        caches = torch.zeros(2, 2, 64, 2, 32, dtype=dtype, device=device)
+        for cache, x in zip(caches, (k_all, v)):
+            for b, n in enumerate(lengths):
+                cache[b, :n] = x[b, :n]
+    new = [torch.stack([x[b, n : n + 3] for b, n in enumerate(lengths)]) for x in (q, k, v)]
+    wanted = torch.cat([fattn.attention(q_all[b : b + 1, n : n + 3], k_all[b : b + 1, : n + 3], v[b : b + 1, : n + 3], causal=True)
+                        for b, n in enumerate(lengths)])
+    swap = (lambda x: x.transpose(1, 2)) if bhsd else (lambda x: x)
+    given = torch.tensor(lengths, device=device) if tensor_lengths else lengths[0]
+    got = fattn.with_kvcache(*map(swap, (new[0], *caches, *new[1:])), cache_seqlens=given, causal=True, rotary_cos=cos, rotary_sin=sin,
+                             layout="bhsd" if bhsd else "bshd", **options)
+    close = {"atol": 1e-5, "rtol": 1e-5} if device == "cpu" else {"atol": 1e-2, "rtol": 2e-2}
+    torch.testing.assert_close(swap(got), wanted, **close)
+
+
+def test_bad_input():
+    x, (cos, sin) = torch.zeros(2, 5, 2, 8), angles(9, 4)
+    for arguments, options, message in (((x[0], cos, sin), {}, "x has 3 dimensions and layout is 'bshd'"), ((x, cos[None], sin[None]), {}, "cos has the shape"),
+                                        ((x, cos, sin[1:]), {}, r"cos has the shape \(9, 4\) and sin \(8, 4\)"),
+                                        ((x[..., :6], cos, sin), {}, "headdim is 6; allowed"), ((x, cos, sin), {"offsets": 5}, "positions 5 to 9 are rotated and cos has 9"),
+                                        ((x, cos, sin), {"offsets": -1}, "positions -1 to 3"), ((x, cos, sin), {"offsets": torch.zeros(3, dtype=torch.int32)}, "offsets is a tensor"),
+                                        ((x, cos, sin), {"offsets": torch.zeros(2)}, "offsets is a tensor of torch.float32")):
+        with pytest.raises(ValueError, match=message):
+            fattn.rotary(*arguments, **options)
+    with pytest.raises(TypeError, match="cos is a list"):
+        fattn.rotary(x, [1], sin)
+    caches = torch.zeros(2, 2, 9, 2, 8)
+    with pytest.raises(ValueError, match="rotary_sin is None, and the other is not"):
+        fattn.with_kvcache(x[:, :1], *caches, cache_seqlens=3, rotary_cos=cos)
+    with pytest.raises(ValueError, match="rotary_cos: positions 8 to 9"):
+        fattn.with_kvcache(x[:, :2], *caches, x[:, :2], x[:, :2], cache_seqlens=8, rotary_cos=cos, rotary_sin=sin)

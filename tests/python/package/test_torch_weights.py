@@ -1,0 +1,91 @@
+"""fattn.weights and fattn.largest_logits beside attention by its definition."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attention_reference as reference  # noqa: E402
+import fattn  # noqa: E402
+from attention_cases import SCORE_CASES, SHAPES, Case, prepare  # noqa: E402
+from torch_cases import scores_of, tensor  # noqa: E402
+
+CASES = [Case(dtype=x.dtype, **{n: getattr(x, n) for n in ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim")}, headdim_v=x.headdim,
+              causal=causal) for x in SHAPES for causal in (False, True)] + [x for x in SCORE_CASES if not x.dropout_p]
+
+
+def scores_and_hidden(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    x = prepare(case)
+    hidden, added, _ = reference._pairs((case.batch, case.nheads, case.seqlen_q, case.seqlen_k), case.causal, case.window, x.scores)
+    group = case.nheads // case.nheads_k
+    scores = reference._heads_first(x.q).astype(np.float64) @ reference._heads_first(x.k, group).astype(np.float64).swapaxes(2, 3) * case.scale
+    scores = case.softcap * np.tanh(scores / case.softcap) if case.softcap else scores
+    return scores + added, hidden
+
+
+def arguments(case: Case, device: str) -> tuple[list[torch.Tensor], dict]:
+    x = prepare(case)
+    options = {name: value for name, value in (scores_of(case, device) | case.options).items() if name not in ("dropout_p", "dropout_state")}
+    return [tensor(t, case.dtype, device) for t in (x.q, x.k)], options
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_as_defined(device, case):
+    scores, hidden = scores_and_hidden(case)
+    wanted, _ = reference._weights(scores, hidden)
+    (q, k), options = arguments(case, device)
+    rows = [0, -1, 3] if case.seqlen_q > 3 else []
+    got = fattn.weights(q, k, rows=rows, **options)
+    assert got.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
+    np.testing.assert_allclose(got.detach().cpu().numpy(), wanted[:, :, rows], atol=5e-6, rtol=2e-5)
+    everything = fattn.weights(q.transpose(1, 2), k.transpose(1, 2), rows=slice(None), layout="bhsd", **options)
+    np.testing.assert_allclose(everything.detach().cpu().numpy(), wanted, atol=5e-6, rtol=2e-5)
+    largest = fattn.largest_logits(q, k, **options).cpu().numpy()
+    np.testing.assert_allclose(largest, np.where(hidden, -np.inf, scores).max(axis=(0, 2, 3), initial=-np.inf), rtol=1e-5, atol=1e-5)
+
+
+def test_as_attention_has_them(device):
+    """Times v they are o; with sinks the rest is theirs."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (torch.randn(2, n, h, 32, dtype=dtype, device=device) for n, h in ((40, 4), (60, 2), (60, 2)))
+    sinks = torch.linspace(-2, 2, 4, device=device)
+    o, lse = fattn.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    w = fattn.weights(q, k, rows=torch.arange(40), causal=True, sinks=sinks)
+    close = {"atol": 1e-5, "rtol": 1e-5} if device == "cpu" else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(w @ v.float().repeat_interleave(2, 2).transpose(1, 2), o.float().transpose(1, 2), **close)
+    torch.testing.assert_close(1 - w.sum(-1), (sinks[:, None] - lse).exp(), **close)
+
+
+def test_memory_of_largest_logits(monkeypatch):
+    """A few rows at a time give what all do at once."""
+    from fattn import _weights
+
+    q, k = torch.randn(2, 2, 50, 2, 16)
+    wanted = fattn.largest_logits(q, k, causal=True)
+    monkeypatch.setattr(_weights, "_ELEMENTS", 2 * 2 * 50 * 7)
+    torch.testing.assert_close(fattn.largest_logits(q, k, causal=True), wanted)
+    q[0, 3, 1, 0] = torch.nan
+    assert fattn.largest_logits(q, k, causal=True).isnan().tolist() == [False, True]
+
+
+def test_gradient():
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, n, 2, 4, dtype=torch.float64, requires_grad=True) for n in (3, 5))
+    torch.autograd.gradcheck(lambda q, k: fattn.weights(q, k, rows=[0, 2], causal=True), (q, k))
+
+
+def test_bad_input():
+    q, k = torch.zeros(2, 2, 5, 2, 8)
+    for rows, error, message in (([5], ValueError, "rows has 5; allowed: -5 to 4"), ([-6], ValueError, "rows has -6"), ([0.5], ValueError, "rows is of torch.float"),
+                                 (3, ValueError, "whole numbers"), ("a", TypeError, "rows is a str")):
+        with pytest.raises(error, match=message):
+            fattn.weights(q, k, rows=rows)
+    with pytest.raises(TypeError, match="fattn.weights.*dropout_p"):
+        fattn.weights(q, k, rows=[0], dropout_p=0.5)
+    with pytest.raises(TypeError, match="fattn.largest_logits.*block_table"):
+        fattn.largest_logits(q, k, block_table=q)
+    with pytest.raises(ValueError, match="q has batch 2, 2 heads and headdim 8, and k batch 2, 2 heads and headdim 7"):
+        fattn.weights(q, k[..., :7], rows=[0])
+    with pytest.raises(ValueError, match="q has 3 dimensions"):
+        fattn.weights(q[0], k, rows=[0])
