@@ -201,10 +201,12 @@ class ForwardF32 {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float shift = kGuarded && softmax.shift[i][half] == kInfinity ? 0.0f : softmax.shift[i][half];
+        // Rounded as the reference was: its own score then has the weight 1, which split products keep whole.
+        const auto exponent = [&](float score) { return __fadd_rn(__fmul_rn(score, scale), shift); };
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kStepTiles; ++n) {
-          const float x = ptx::ex2(fmaf(s[i][n][2 * half], scale, shift)), y = ptx::ex2(fmaf(s[i][n][2 * half + 1], scale, shift));
+          const float x = ptx::ex2(exponent(s[i][n][2 * half])), y = ptx::ex2(exponent(s[i][n][2 * half + 1]));
           sum += x + y;
           tile::split2(x * kWeightFactor, y * kWeightFactor, w.high[n / 2][i][n % 2 * 2 + half], w.low[n / 2][i][n % 2 * 2 + half]);
         }
