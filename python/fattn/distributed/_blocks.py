@@ -3,7 +3,7 @@
 import torch
 
 from .._autograd import _run_backward, run_forward
-from .._operators import OPTIONS
+from .._operators import FP32_OUTPUTS, OPTIONS
 from .._scores import NONE, Scores, Sequences
 from ._schedule import Block
 
@@ -15,23 +15,21 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _widened(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """As the operators are to see them. A partial result in 16 bits would be rounded once more in every hop; on the CPU they are computed in fp32."""
-    return tuple(x.float() if x is not None and x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16) else x for x in tensors)
+def _summed(options: tuple, q: torch.Tensor) -> tuple:
+    """The options of a call whose results are merged or added up: those of 16-bit inputs come in fp32, or each hop would round them once more."""
+    return (*options[:FP32_OUTPUTS], q.dtype in (torch.float16, torch.bfloat16), *options[FP32_OUTPUTS + 1 :])
 
 
 def compute_forward(q, k, v, options: tuple, scores: Scores, sequences: Sequences | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """o, in the accumulator's dtype where it can be, and lse."""
-    bias, = _widened(scores.bias)
-    return run_forward(*_widened(q, k, v), options, scores._replace(bias=bias), sequences)
+    """o, in the accumulator's dtype, and lse."""
+    return run_forward(q, k, v, _summed(options, q), scores, sequences)
 
 
 def compute_backward(dout, dlse, q, k, v, o, lse, options: tuple, scores: Scores, wants_dbias: bool,
                      sequences: Sequences | None = None) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv, and dbias if it is wanted."""
-    bias, = _widened(scores.bias)
-    dout, q, k, v, o = _widened(dout, q, k, v, o)
-    return _run_backward(dout, dlse, q, k, v, o, lse, scores._replace(bias=bias), sequences, options, (True, False) if wants_dbias else ())
+    """dq, dk, dv, and dbias if it is wanted. On a GPU those of 16-bit inputs are rounded once: its fastest backward pass has no others."""
+    options = _summed(options, q) if q.device.type == "cpu" else options
+    return _run_backward(dout, dlse, q, k, v, o, lse, scores, sequences, options, (True, False) if wants_dbias else ())
 
 
 class Inputs:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as distributed
 
 from .._attention import attention
+from .._core import autocast
 from ._blocks import accumulator, join_sinks, merge_into
 from ._ranks import ranks_of
 
@@ -28,9 +29,11 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: A
         o, and with `return_lse` lse, as `fattn.attention` of all keys, on every rank the same bits.
     """
     ranks = ranks_of(group)
-    o, lse = attention(q, k, v, softmax_scale=softmax_scale, softcap=softcap, seqused_k=seqused_k, block_table=block_table, return_lse=True, backend=backend,
-                       algorithm=algorithm)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q.device.type, q, k, v)
     kind = accumulator(q.dtype)
+    o, lse = attention(q, k, v, softmax_scale=softmax_scale, softcap=softcap, seqused_k=seqused_k, block_table=block_table, out_dtype=kind, return_lse=True,
+                       backend=backend, algorithm=algorithm)
     mine = torch.cat([o.to(kind), lse.transpose(1, 2).unsqueeze(3).to(kind)], 3)
     parts = [torch.empty_like(mine) for _ in range(ranks.count)]
     distributed.all_gather(parts, mine.contiguous(), group=ranks.group)
@@ -39,4 +42,4 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: A
         merge_into(whole, whole_lse, part[..., :-1], part[..., -1].transpose(1, 2))
     if sinks is not None:
         join_sinks(sinks, whole, whole_lse)
-    return (whole.to(o.dtype), whole_lse.to(lse.dtype)) if return_lse else whole.to(o.dtype)
+    return (whole.to(q.dtype), whole_lse.to(lse.dtype)) if return_lse else whole.to(q.dtype)
