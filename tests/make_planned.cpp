@@ -377,7 +377,7 @@ void add_fp32_outputs(List& list, int arch, Which which) {
         Problem problem = contiguous(dtype, headdim, headdim, causal);
         problem.fp32_out = true;
         const Which one = headdim == 128 && causal && dtype == DType::kBF16 ? which : Which::kFull;
-        add_forward(list, arch, problem, true, one);
+        add_forward(list, arch, problem, true, Which::kFull);  // its stores are the backward pass's
         add_forward(list, arch, problem, false, Which::kFull);
         add_backward(list, arch, problem, true, false, one);
         add_backward(list, arch, problem, false, true, Which::kFull);
@@ -500,8 +500,7 @@ int main() {
           add_forward(list, a.capability, problem, false,
                       quick(headdim == 128 && one_dtype && !is_twin(a.capability) && in_half(a.capability, DType::kBF16, headdim, causal)));
           add_backward(list, a.capability, problem, false, false, Which::kFull);
-          add_backward(list, a.capability, problem, true, true,
-                       quick(headdim == 128 && causal && dtype == DType::kBF16 && (a.capability == 80 || a.capability == 90)));
+          add_backward(list, a.capability, problem, true, true, quick(headdim == 128 && causal && dtype == DType::kBF16 && a.capability == 90));
         }
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
@@ -512,7 +511,7 @@ int main() {
             for (const int headdim : {32, 64, 96, 128, 192, 256}) {
               if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
               const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
-              const Which which = quick(headdim == 128 && window && softcap && (a.capability == 80 || a.capability == 90));
+              const Which which = quick(headdim == 128 && window && softcap && a.capability == 80);  // of 90 v3 has them
               add_forward(list, a.capability, problem, true, which);
               add_backward(list, a.capability, problem, true, false, which);
               if (headdim != 128) continue;
@@ -869,7 +868,7 @@ int main() {
         }
   for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
   add_v3_sinks(list);
-  for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 80 || a.capability == 90));
+  for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 90));
   for (const int arch : {75, 80, 90, 120}) {  // the others have their tiles
     add_fp32_outputs(list, arch, quick(arch == 80));
     add_batch_invariant(list, arch, quick(arch == 90));

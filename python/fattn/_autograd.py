@@ -68,10 +68,15 @@ def _parts(tensors: Sequence[torch.Tensor | None], longest: tuple[int, int] | No
     return Scores(*tensors[:count]) if tensors else NONE, None if longest is None else Sequences(*tensors[count:], *longest)
 
 
+def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """x itself where it has that dtype: torch.compile of torch 2.11 makes gradients of 0 where an output is saved through a `.to()` that changes nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, more: tuple[bool, ...] = ()) -> tuple[torch.Tensor, ...]:
     """`more`: whether the gradients of bias and sinks are wanted; () if neither is."""
     q, k, v, o, lse, *tensors = ctx.saved_tensors
-    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout.to(o.dtype)), dlse, q, k, v, o, lse
+    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(_in(o.dtype, dout)), dlse, q, k, v, o, lse
     if torch.is_grad_enabled():
         return _Gradients.apply(*inputs, *tensors, ctx.longest, ctx.options, more)
     return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, more)
@@ -92,7 +97,7 @@ def gradients(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences 
 
 def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int] | None = None) -> None:
     """The backward pass takes o in q's dtype, and gradients have that of what they belong to."""
-    ctx.save_for_backward(q, k, v, o.to(q.dtype), lse, *tensors)
+    ctx.save_for_backward(q, k, v, _in(q.dtype, o), lse, *tensors)
     ctx.options = (*options[:FP32_OUTPUTS], False, *options[FP32_OUTPUTS + 1 :]) if len(options) > FP32_OUTPUTS else options
     ctx.longest = longest
 
