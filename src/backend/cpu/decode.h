@@ -22,9 +22,9 @@ struct DecodeScratch {
   Element* weights;        // [rows][kDecodeBlock], if they are not fp32
   Element* k;              // [kLanes][width], where K cannot be read in place
   Element* v;              // [kDecodeBlock][width_v], likewise
-  // Where V holds an Inf or NaN at a pair that is hidden (nonfinite.h): V in two parts [kDecodeBlock][headdim_v], of the tensors' dtype; the kinds of
+  // Where V holds an Inf or NaN at a pair that is hidden (nonfinite.h): its codes [kDecodeBlock][headdim_v], of the tensors' dtype; the kinds of
   // pairs [rows][kDecodeBlock] and sums of codes [rows][width_v].
-  float *finite, *codes, *kinds, *sums;
+  float *codes, *kinds, *sums;
   float *paged_k, *paged_v;  // of the tensors' dtype: rows of K and V that lie in several pages
 
   size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v, bool paged) {
@@ -37,7 +37,6 @@ struct DecodeScratch {
     weights = s.take<Element>(Ops::kPair == 1 ? 0 : rows * elements<Ops>(kDecodeBlock));
     k = s.take<Element>(kLanes * elements<Ops>(width));
     v = s.take<Element>(kDecodeBlock * elements<Ops>(width_v));
-    finite = s.take<float>(kDecodeBlock * headdim_v);
     codes = s.take<float>(kDecodeBlock * headdim_v);
     kinds = s.take<float>(rows * kDecodeBlock);
     sums = s.take<float>(rows * width_v);
@@ -345,7 +344,7 @@ void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const Dec
     if (some_seen && task.rows <= kFewRows) {
       add_nonfinite_rows<T, Ops>(task, s, side_by_side, n, head.scores + seen, head.acc);
     } else if (some_seen) {
-      split_nonfinite(v, stride, n, task.headdim_v, false, reinterpret_cast<T*>(s.finite), reinterpret_cast<T*>(s.codes));
+      split_nonfinite(v, stride, n, task.headdim_v, false, static_cast<T*>(nullptr), reinterpret_cast<T*>(s.codes));
       for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
       add_to(s.sums, s.kinds, reinterpret_cast<const T*>(s.codes), task.headdim_v, Flag<false>{});
       for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);

@@ -14,6 +14,7 @@ constexpr float kNanCode = 1, kInfCode = 128, kMinusInfCode = 128 * 128;
 constexpr float kSomeWeight = 1, kNoWeight = 129;
 
 // Rows of x without their Inf and NaN, and the codes of these; n numbers a row, side by side. all_nan: Inf makes NaN with any pair that counts.
+// `finite` null: the codes alone.
 template <class T>
 void split_nonfinite(const T* x, int64_t stride, int64_t rows, int64_t n, bool all_nan, T* finite, T* codes) {
   const F32 infinity = set1(__builtin_inff()), zeros = zero();
@@ -22,7 +23,7 @@ void split_nonfinite(const T* x, int64_t stride, int64_t rows, int64_t n, bool a
     for (int64_t d = 0; d < n; d += kLanes) {
       const F32 y = load_n(x + r * stride + d, n - d), is_finite = sub(y, y);
       const F32 code = where_equal(y, infinity, plus, where_equal(y, set1(minus_infinity()), minus, set1(kNanCode)));
-      store_n(finite + r * n + d, where_equal(is_finite, zeros, y, zeros), n - d);
+      if (finite) store_n(finite + r * n + d, where_equal(is_finite, zeros, y, zeros), n - d);
       store_n(codes + r * n + d, where_equal(is_finite, zeros, zeros, code), n - d);
     }
 }
