@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from . import _abi, _flops
 from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
-from ._core import autocast, results, run, wants_fp32
+from ._core import autocast, own_bits, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
@@ -115,7 +115,7 @@ def attention(
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         out_dtype: of o; None: q's. torch.float32 beside a q of 16 bits: the sums as they are, for results that are merged or added up. The backward pass rounds
             o and its gradient to q's dtype first.
-        batch_invariant: a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together (prefill) or one
+        batch_invariant: on the CPU a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together (prefill) or one
             by one (decoding), if the other options are the same. Keys are not split among workers then, which takes time where rows are few. The backward pass is
             as it is without.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
@@ -175,7 +175,7 @@ def attention(
         options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                    choose("algorithm", algorithm, _abi.ALGORITHMS))
         if (fp32 := wants_fp32(q, out_dtype)) or batch_invariant:
-            options += (dropout_p, fp32, bool(batch_invariant))
+            options += (dropout_p, fp32, own_bits(q, batch_invariant))
             scores = scores or NONE
         elif dropout_p:
             options += (dropout_p,)

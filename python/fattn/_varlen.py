@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _abi
-from ._core import autocast, results, run, wants_fp32
+from ._core import autocast, own_bits, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
@@ -63,7 +63,7 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
     for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
                     0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p, wants_fp32(q, given.out_dtype),
-                    bool(given.batch_invariant))
+                    own_bits(q, given.batch_invariant))
     if torch.compiler.is_compiling():
         for_operator, scores = with_symbols(for_operator, scores)
     return q, k, v, for_operator, scores, sequences

@@ -11,6 +11,11 @@ CASES = [{}, {"causal": True}, {"causal": True, "window": (50, 0)}, {"causal": T
 LONGEST = 300
 
 
+@pytest.fixture
+def device() -> str:
+    return "cpu"  # a GPU: test_a_gpu_is_refused
+
+
 def dtypes_of(device: str) -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16] + ([torch.float32] if device == "cpu" else [])
 
@@ -113,3 +118,10 @@ def test_refusals(device):
         refused = fattn.support(*shapes, dtype="bf16", device=device, algorithm=algorithm, batch_invariant=True)
         assert not refused and "batch_invariant" in refused.reason
     assert fattn.support(*shapes, dtype="bf16", device=device, batch_invariant=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_a_gpu_is_refused():
+    q, k, v = tensors("cuda", torch.bfloat16, 2)
+    with pytest.raises(NotImplementedError, match="allowed: tensors on the CPU"):
+        fattn.attention(q, k, v, batch_invariant=True)
