@@ -1,16 +1,14 @@
 """What the library decides for a problem, and its kernels made ahead of the first call."""
 
 import ctypes
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _abi
 from ._shapes import of_shapes, takes_shapes
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How a problem is computed. `workspace_bytes` is what a call needs beside its inputs and outputs; `flops` counts the pairs that masks leave, `bytes`
     every input and output once; `kernel` and `why` are for people, as `str` of a plan is."""
 
