@@ -1,16 +1,14 @@
 """Asks the library whether it computes a problem here, without tensors."""
 
 import ctypes
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _abi
 from ._shapes import of_shapes, takes_shapes
 
 
-@dataclasses.dataclass(frozen=True)
-class Support:
+class Support(NamedTuple):
     """True where the problem can run; `reason` says why not where it cannot. `str` of it says both."""
 
     supported: bool
