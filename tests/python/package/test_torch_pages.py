@@ -191,8 +191,8 @@ def test_on_a_gpu(seqlen_q, dtype):
 
 def test_opcheck():
     x = Paged(16)
-    options = (None, True, False, False, -1, -1, 0.0, 0, 0, 0)
-    scores = (x.lengths.to(torch.int32), *(None,) * 7, x.table.to(torch.int32))
+    options = (None, True, False, False, -1, -1, 0.0, 0, 0, 0, False, False)
+    scores = (x.lengths.to(torch.int32), *(None,) * 7, x.table.to(torch.int32), None, None)
     torch.library.opcheck(_operators.forward_with_scores, (x.q, x.k_pages, x.v_pages, *options, *scores))
     cu_seqlens_q = torch.arange(0, 16, 5, dtype=torch.int32)
     torch.library.opcheck(_operators.forward_varlen, (x.q.reshape(15, 6, 64), x.k_pages, x.v_pages, *options, *scores, cu_seqlens_q, None, 5, 0))
