@@ -408,28 +408,6 @@ void add_v3_fp32_outputs(List& list) {
         }
 }
 
-// batch_invariant, which algorithm v2 has: by itself, packed, with pages, and with what is hardest.
-void add_batch_invariant(List& list, int arch, Which which) {
-  for (const DType dtype : {DType::kF16, DType::kBF16}) {
-    if (dtype == DType::kF16 && arch != 75) continue;
-    for (const int headdim : {64, 128, 256})
-      for (const bool causal : {false, true}) {
-        Problem problem = contiguous(dtype, headdim, headdim, causal);
-        problem.batch_invariant = true;
-        add_forward(list, arch, problem, true, headdim == 128 && causal && dtype == DType::kBF16 ? which : Which::kFull);
-        add_forward(list, arch, problem, false, Which::kFull);
-        add_forward(list, arch, with_features(problem, !causal, causal), true, Which::kFull);
-        Problem all = with_pairs(with_features(problem, !causal, true), true);
-        all.dbias.given = false;
-        add_forward(list, arch, all, true, Which::kFull);
-        add_forward(list, arch, packed(with_features(problem, !causal, false), false), true, Which::kFull);
-        add_forward(list, arch, paged(problem), true, Which::kFull);
-        problem.has_sinks = problem.fp32_out = true;
-        add_forward(list, arch, problem, true, Which::kFull);
-      }
-  }
-}
-
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
   Problem problem = contiguous(dtype, headdim, headdim, causal);
   const cuda::V2Target target = cuda::target_of(90);
@@ -869,10 +847,7 @@ int main() {
   for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
   add_v3_sinks(list);
   for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 90));
-  for (const int arch : {75, 80, 90, 120}) {  // the others have their tiles
-    add_fp32_outputs(list, arch, quick(arch == 80));
-    add_batch_invariant(list, arch, quick(arch == 90));
-  }
+  for (const int arch : {75, 80, 90, 120}) add_fp32_outputs(list, arch, quick(arch == 80));  // the others have their tiles
   add_v3_fp32_outputs(list);
   list.print();
   return 0;

@@ -738,12 +738,12 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
         add_what_is_not_finite(j);
     compute_block(Constant<0>{}, kTerms, j);
   };
-  const int exact_from = kPairOf<Spec>.invariant ? 0 : min(blocks.whole_end, blocks.end - 1);
+  const int exact_from = min(blocks.whole_end, blocks.end - 1);
   int j = blocks.end - 1;
   if constexpr (Spec::kWindow) {
 #pragma unroll 1
     for (; j >= blocks.begin; --j) {
-      if (kPairOf<Spec>.invariant || j >= exact_from || j < blocks.whole_begin)
+      if (j >= exact_from || j < blocks.whole_begin)
         masked_block(j);
       else
         whole_block(j);
@@ -751,10 +751,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   } else {
 #pragma unroll 1
     for (; j >= exact_from && j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) masked_block(j);
-    if constexpr (!kPairOf<Spec>.invariant) {
 #pragma unroll 1
-      for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
-    }
+    for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
   }
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.

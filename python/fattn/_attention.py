@@ -11,14 +11,14 @@ from torch.autograd import forward_ad
 
 from . import _abi, _flops
 from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
-from ._core import autocast, own_bits, results, run, wants_fp32
+from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, is_dtensor, require_dense, require_numbers
 from ._scores import NONE, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 from ._unknown import options_of, unknown_options
-from ._varlen import attention_varlen
+from ._varlen import attention_varlen, require_packed
 
 _flops.register()
 
@@ -37,10 +37,7 @@ def _of_others(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: 
     packed = [name for name in ("cu_seqlens_k", "max_seqlen_q", "max_seqlen_k") if options[name] is not None]
     if cu_seqlens_q is None and not packed:
         return on_shards(attention, q, k, v, packed=False, layout="bhsd" if is_bhsd(layout) else "bshd", **options)
-    if cu_seqlens_q is None:
-        raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
-    if is_bhsd(layout):
-        raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
+    require_packed(cu_seqlens_q, layout)
     return attention_varlen(q, k, v, cu_seqlens_q=cu_seqlens_q, **options)
 
 
@@ -175,7 +172,7 @@ def attention(
         options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                    choose("algorithm", algorithm, _abi.ALGORITHMS))
         if (fp32 := wants_fp32(q, out_dtype)) or batch_invariant:
-            options += (dropout_p, fp32, own_bits(q, batch_invariant))
+            options += (dropout_p, fp32, bool(batch_invariant))
             scores = scores or NONE
         elif dropout_p:
             options += (dropout_p,)

@@ -11,7 +11,7 @@ from ._operators import rows_contiguous
 from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import require_dense, require_numbers
 from ._scores import GIVEN, NONE, Scores, prepare, with_symbols
-from ._varlen import packed_inputs
+from ._varlen import packed_inputs, require_packed
 
 _OPTIONS = names_of_options(but=("block_table",))
 _OWN = ("dlse", "return_dbias", "return_dsinks")
@@ -92,10 +92,7 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     wanted = {"bias": return_dbias, "sinks": return_dsinks}
     given = _given("fattn.attention_backward", (*_OWN, "layout"), options, wanted)
     if given.cu_seqlens_q is not None or given.cu_seqlens_k is not None or given.max_seqlen_q is not None or given.max_seqlen_k is not None:
-        if given.cu_seqlens_q is None:
-            raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
-        if is_bhsd(layout):
-            raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
+        require_packed(given.cu_seqlens_q, layout)
         return attention_varlen_backward(dout, q, k, v, o, lse, dlse=dlse, return_dbias=return_dbias, return_dsinks=return_dsinks, **options)
     bhsd = is_bhsd(layout)
     _require_tensors(4, "(batch, seqlen, heads, headdim)", "(batch, heads, seqlen_q)", dlse, lse, dout=dout, q=q, k=k, v=v, o=o)

@@ -22,13 +22,6 @@ def wants_fp32(q: torch.Tensor, out_dtype: torch.dtype | None) -> bool:
     return True
 
 
-def own_bits(q: torch.Tensor, batch_invariant: bool) -> bool:
-    """The option for the operators. On GPUs calls were seen whose bits are not those of the same rows in a batch: no promise is made there."""
-    if batch_invariant and q.is_cuda:
-        raise NotImplementedError(f"batch_invariant is given and q is on {q.device}; allowed: tensors on the CPU. Leave it out, or move q, k and v to the CPU")
-    return bool(batch_invariant)
-
-
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, scores: Scores | None, sequences: Sequences | None, needs_grad: bool,
         in_functorch: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse. `options` as the operators have them."""

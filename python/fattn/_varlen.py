@@ -6,10 +6,10 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _abi
-from ._core import autocast, own_bits, results, run, wants_fp32
+from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
-from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
+from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, is_dtensor, require_dense, require_numbers
 from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
@@ -30,6 +30,14 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
 
 _OPTIONS = names_of_options(but=("cu_seqlens_q",))
 _SCORES = tuple(map(Options._fields.index, GIVEN))
+
+
+def require_packed(cu_seqlens_q: torch.Tensor | None, layout: str) -> None:
+    """Of a call of `fattn.attention`, or of its backward pass, that gives something of packed sequences."""
+    if cu_seqlens_q is None:
+        raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
+    if is_bhsd(layout):
+        raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
 
 
 def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
@@ -63,7 +71,7 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
     for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
                     0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p, wants_fp32(q, given.out_dtype),
-                    own_bits(q, given.batch_invariant))
+                    bool(given.batch_invariant))
     if torch.compiler.is_compiling():
         for_operator, scores = with_symbols(for_operator, scores)
     return q, k, v, for_operator, scores, sequences

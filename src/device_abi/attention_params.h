@@ -57,7 +57,6 @@ struct PairFeatures {
   bool sinks = false;      // forward: a logit of each head joins the sum of a row's weights
   bool paged = false;      // forward: keys are in pages (Pages), and each batch entry has a length
   bool fp32_out = false;   // outputs are fp32, of inputs of 16 bits: o, backward dq, dk and dv
-  bool invariant = false;  // forward: bits of a row are the same in any tile; every block of keys is one that not all rows see whole
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores

@@ -102,8 +102,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
   // Two tiles of rows of a warp leave none (spills of 16 bytes) to a window of packed sequences above headdim 64.
   const bool f32_window = problem.windowed() && (target.arch != 90 || (pair.packed && std::max(headdim, headdim_v) > 64));
   const bool several = std::max(headdim, headdim_v) > 64 && (features > 1 || pair.documents);
-  // Calls of one query and of many may say the same mask in different ways.
-  const bool masked = problem.causal || problem.windowed() || problem.batch_invariant;
+  const bool masked = problem.causal || problem.windowed();
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];

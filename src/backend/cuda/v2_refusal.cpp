@@ -16,8 +16,6 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
     return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
   if (target.level < 80 && problem.dtype == DType::kF32)
     return "fp32 needs compute capability 8.0: its kernels need asynchronous copies, which begin there; use fp16";
-  if (problem.batch_invariant && problem.dtype == DType::kF32)
-    return "the CUDA kernels have batch_invariant in fp16 and bf16; convert the inputs, or use the CPU";
   if (problem.dbias.given && problem.softcap > 0)
     return "the CUDA kernels have no dbias with softcap: the gradient of a score is not kept apart from that of what softcap is taken of; use the "
            "CPU";

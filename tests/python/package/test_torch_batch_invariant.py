@@ -11,13 +11,12 @@ CASES = [{}, {"causal": True}, {"causal": True, "window": (50, 0)}, {"causal": T
 LONGEST = 300
 
 
+DTYPES = torch.bfloat16, torch.float16, torch.float32
+
+
 @pytest.fixture
 def device() -> str:
     return "cpu"  # a GPU: test_a_gpu_is_refused
-
-
-def dtypes_of(device: str) -> list[torch.dtype]:
-    return [torch.bfloat16, torch.float16] + ([torch.float32] if device == "cpu" else [])
 
 
 def tensors(device: str, dtype: torch.dtype, batch: int, headdim: int = 64) -> tuple[torch.Tensor, ...]:
@@ -46,7 +45,7 @@ def same(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_alone_and_in_a_batch(device, case, headdim):
     """With other lengths, other sequences and any number of them."""
-    for dtype in dtypes_of(device):
+    for dtype in DTYPES:
         q, k, v = tensors(device, dtype, 64 if headdim == 64 else 6, headdim)
         options = options_of(case, device)
         lengths = torch.randint(1, LONGEST + 1, (len(q),), device=device)
@@ -64,7 +63,7 @@ def test_alone_and_in_a_batch(device, case, headdim):
 @pytest.mark.parametrize("case", [x for x in CASES if "causal" in x and "dropout_p" not in x], ids=str)
 def test_prefill_and_decoding(device, case, headdim):
     """One query after the other, in chunks, all together, and packed beside others."""
-    for dtype in dtypes_of(device):
+    for dtype in DTYPES:
         q, k, v = tensors(device, dtype, 2, headdim)
         options = options_of(case, device)
         o, lse = fattn.attention(q, k, v, **options)
@@ -102,7 +101,7 @@ def test_without_it_bits_differ():
 
 def test_gradients(device):
     """The backward pass does not look at it."""
-    q, k, v = (x.float().requires_grad_() if device == "cpu" else x.requires_grad_() for x in tensors(device, torch.bfloat16, 2))
+    q, k, v = (x.float().requires_grad_() for x in tensors(device, torch.bfloat16, 2))
     for invariant in (False, True):
         o = fattn.attention(q, k, v, causal=True, batch_invariant=invariant, deterministic=True)
         gradients = torch.autograd.grad(o.float().square().sum(), (q, k, v))
@@ -123,5 +122,5 @@ def test_refusals(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_a_gpu_is_refused():
     q, k, v = tensors("cuda", torch.bfloat16, 2)
-    with pytest.raises(NotImplementedError, match="allowed: tensors on the CPU"):
+    with pytest.raises(NotImplementedError, match="batch_invariant"):
         fattn.attention(q, k, v, batch_invariant=True)
