@@ -203,6 +203,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               softcap: float | None = None, s_aux: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As transformers calls its attention: query (batch, heads, seqlen, headdim), key and value with their own number of heads. Returns
     (batch, seqlen, heads, headdim) and, if `output_attentions` asks for them, the weights."""
+    if torch.compiler.is_dynamo_compiling() and scaling == query.shape[-1] ** -0.5:
+        scaling = None  # a constant of the model's; with dynamic=True torch.compile has it as a symbol, until it is asked
     weights = bool(options.get("output_attentions")) or _weights_are_collected()
     if attention_mask is None and not dropout and sliding_window is None and softcap is None and s_aux is None and not weights and _SPECIAL.isdisjoint(options):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal  # what training does in every layer, at the least cost

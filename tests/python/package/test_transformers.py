@@ -306,8 +306,7 @@ def test_compiled_without_a_mask(name, dynamic):
             got = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)(tokens, **options)[0]
             torch.testing.assert_close(got, function(tokens, **options)[0], rtol=1e-4, atol=1e-4)
             operator = torch.ops.fattn.forward_with_scores.default if documents else torch.ops.fattn.forward.default
-            # With dynamic=True the model's scale may be a symbol, which the operator with scores alone takes.
-            assert all(x == {operator} or (dynamic and x == {torch.ops.fattn.forward_with_scores.default}) for x in operators)
+            assert all(x == {operator} for x in operators)
 
 
 @pytest.mark.parametrize("computed", [True, False])
