@@ -17,7 +17,7 @@ class _Way(NamedTuple):
     places: torch.Tensor
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)  # each has a number a row, in the memory of its device
 def _way(nranks: int, layout: str, length: int, members: tuple[int, ...], device: torch.device) -> _Way:
     """What several ranks of `nranks` hold together is what one of fewer ranks holds, in the order of positions."""
     ranges = [held(nranks, layout, length, rank) for rank in members]

@@ -14,7 +14,7 @@ from .._scores import of_pairs
 from ._call import Call
 from ._dropout import Dropout
 from ._heads import Heads, choose_degree, require_heads, require_ulysses
-from ._ranks import Part, Ranks, ranks_of, require_agreement
+from ._ranks import Part, Ranks, require_agreement
 from ._ring import Plan, Tensors
 from ._schedule import LAYOUTS, Problem, held, schedule_of
 

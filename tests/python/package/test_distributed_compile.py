@@ -21,12 +21,11 @@ def cases(mesh) -> dict[str, tuple[str, dict, dict]]:
     """(backend, shapes, options). Inductor takes seconds to import, and to compile C++."""
     packed = torch.tensor([0, 5, 9, 14], dtype=torch.int32)
     return {
-        "plain": ("aot_eager", {}, {"causal": True}),
         "all options": ("aot_eager", {}, {"causal": True, "window": (6, 2), "softcap": 4.0, "sinks": torch.randn(4), "alibi_slopes": torch.rand(4),
                                           "bias": torch.randn(4, 1, 14), "dropout_p": 0.25, "dropout_state": torch.tensor([5, 6]), "group": distributed.group.WORLD}),
         "heads": ("aot_eager", {}, {"method": "mixed", "ulysses_degree": 2, "sinks": torch.randn(4), "document_q": torch.arange(7, dtype=torch.int32).expand(2, 7) // 3,
                                     "document_k": torch.arange(7, dtype=torch.int32).expand(2, 7) // 3, "group": mesh}),
-        "packed": ("aot_eager", {"packed": True}, {"causal": True, "cu_seqlens_q": packed}),
+        "packed": ("aot_eager" if WHOLE else "eager", {"packed": True}, {"causal": True, "cu_seqlens_q": packed}),
         "packed, numbers": ("eager", {"packed": True}, {"causal": True, "cu_seqlens_q": packed.tolist(), "check": False, "seqlen_q": 14}),
     } | ({"inductor": ("inductor", {}, {"causal": True}),
           "around it": ("inductor", {"around": True}, {"causal": True, "softmax_scale": 0.2})} if WHOLE else {})
@@ -66,7 +65,7 @@ def compiled(rank: int) -> None:
 
 
 def test_one_graph_with_gradients():
-    run_ranks(2, compiled)
+    run_ranks(2, compiled, timeout=300)
 
 
 def opchecked(rank: int) -> None:
@@ -88,4 +87,4 @@ def opchecked(rank: int) -> None:
 
 
 def test_fakes_and_errors():
-    run_ranks(2, opchecked)
+    run_ranks(2, opchecked, timeout=300)
