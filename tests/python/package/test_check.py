@@ -128,22 +128,40 @@ def test_what_sees_a_hidden_key():
         assert rows.any(), option
 
 
+def one_line(stdout, stderr):
+    return stderr.startswith("fattn: ") and len(stderr.splitlines()) == 1 and not stdout
+
+
 @pytest.mark.parametrize("arguments", [["--accuracy", "--sigma", "x"], ["--values", "--option", "nothing"], ["--accuracy", "--seeds", "0"], ["--values", "--limit", "1"],
                                        ["--accuracy", "--values"], ["--accuracy", "--json", "/nonexistent/a.json"], ["--accuracy", "--device", "cpu", "--headdim", "0"]])
-def test_refuses(arguments):
-    done = command(*arguments, status=2)
-    assert done.stderr.startswith("fattn: ") and len(done.stderr.splitlines()) == 1 and not done.stdout
+def test_refuses(arguments, capsys):
+    try:
+        status = _check.main(["check", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2 and one_line(*capsys.readouterr())
+
+
+def test_refuses_as_a_command():
+    done = command("--accuracy", "--sigma", "x", status=2)
+    assert one_line(done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("which", ["--accuracy", "--values"])
-def test_help(which):
-    text = command(which, "--help").stdout
-    assert "--json" in text and "Exit 1" in text and all(len(line) <= 80 for line in text.splitlines())
-    assert f"\n  fattn check {which} --quick\n" in text
-    wide = command(which, "--help", COLUMNS="120").stdout
+def test_help(which, monkeypatch, capsys):
+    def text(columns):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit, match="0"):
+            _check.main(["check", which, "--help"])
+        return capsys.readouterr().out
+
+    usual, wide, narrow = text(""), text("120"), text("50")
+    assert "--json" in usual and "Exit 1" in usual and all(len(line) <= 80 for line in usual.splitlines())
+    assert f"\n  fattn check {which} --quick\n" in usual
     assert 80 < max(map(len, wide.splitlines())) <= 120
-    narrow = command(which, "--help", COLUMNS="50").stdout
     assert max(map(len, narrow.splitlines())) <= 50
+    if which == "--values":
+        assert command(which, "--help").stdout == usual
 
 
 def test_dtypes_by_their_other_names():

@@ -40,13 +40,13 @@ def check(case: Case, name: str, got: torch.Tensor) -> None:
     judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
 
 
-def supported(case: Case, device: str, backward: bool = False) -> fattn.Support:
+def supported(case: Case, device: str, backward: bool = False, **more) -> fattn.Support:
     """What the library says about the case. Everything must be computed on the CPU, and on a GPU at least both masks in 16 bits."""
     prepared = prepare(case)
     shapes = [x.shape for x in (prepared.q, prepared.k, prepared.v)]
     scores = {"seqused_k": case.lengths, "alibi_slopes": bool(case.alibi), "documents": case.documents, "dropout_p": case.dropout_p}
     scores |= {name: x.shape for name in ("bias", "mask") if (x := getattr(prepared.scores, name)) is not None}
-    support = fattn.support(*shapes, dtype=SHORT[case.dtype], device=device, backward=backward, **case.options, **scores)
+    support = fattn.support(*shapes, dtype=SHORT[case.dtype], device=device, backward=backward, **case.options, **scores, **more)
     must = device == "cpu" or (case.dtype in ("float16", "bfloat16") and not case.window and not case.softcap and not any(scores.values()))
     assert support or not must, support.reason
     return support
