@@ -195,6 +195,13 @@ def allowed(q, k, v, dout, dtype: str, expected: Results, **options) -> Results:
     return Results(**bounds)
 
 
+def reordered(dtype: str, *sums: int) -> dict[str, float]:
+    """How far two results may be apart that are computed of the same numbers near 1 in another order: `sums` says how many terms each sum on the way
+    has, and each term of each of the two is rounded once, by half an epsilon."""
+    bound = sum(sums) * EPSILON[dtype]
+    return {"rtol": bound, "atol": bound}
+
+
 def judge(name: str, got: np.ndarray, expected: Results, bounds: Results) -> None:
     """Fails unless every element is close enough; NaN never is, and -inf is met by -inf alone."""
     wanted, bound = getattr(expected, name), getattr(bounds, name)

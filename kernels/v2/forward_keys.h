@@ -1,0 +1,59 @@
+// Which keys a tile of v2's forward pass (kernels/v2/forward.h) meets: how many there are, which of them rows see, and the blocks that any row sees.
+#pragma once
+
+#include "device_abi/mask.h"
+#include "kernels/documents.h"
+#include "kernels/mask.h"
+#include "kernels/pages.h"
+#include "kernels/pair.h"
+#include "kernels/v2/forward_shape.h"
+#include "kernels/v2/schedule.h"
+
+namespace fattn::v2 {
+
+// -1 where a page or the length is out of range (pages alone).
+template <class Spec, class Params>
+__device__ __forceinline__ int given_keys_of(const AttentionParams& call, const Params& p, int batch) {
+  if constexpr (kPairOf<Spec>.paged)
+    return paged_keys<ForwardShape<Spec>::kThreads>(call, batch);
+  else
+    return keys_of<kPairOf<Spec>>(p, batch);
+}
+
+template <class Spec, class Params>
+__device__ __forceinline__ core::Mask32 forward_mask(const Params& p, int seqlen_k) {
+  if constexpr (Spec::kWindow)
+    return window_mask_of<kPairOf<Spec>>(p, seqlen_k);
+  else
+    return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
+}
+
+// Ids of documents: the one that all queries of the tile have, if they have one.
+struct TileDocument {
+  int id = 0;
+  bool is_one = false;
+};
+
+// The blocks of keys: without those whose documents no query of the tile is of. All threads of the CTA, before anything is in its shared memory.
+template <class Spec, class Params>
+__device__ __forceinline__ KeyBlocks forward_key_blocks(const Params& p, const Place& place, const core::Mask32& mask, int seqlen_k,
+                                                        unsigned char* shared, TileDocument& document) {
+  using Shape = ForwardShape<Spec>;
+  KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+  if constexpr (kPairOf<Spec>.documents) {
+    const PairParams& pairs = pairs_of(p);
+    const IdRange range =
+        common_range<Shape::kThreads>(pairs.document_q + place.batch * pairs.document_q_stride + place.row,
+                                      min(Shape::kBlockM, p.seqlen_q - place.row), pairs.document_k + place.batch * pairs.document_k_stride,
+                                      seen.begin * Spec::kBlockN, min(seen.end * Spec::kBlockN, seqlen_k), reinterpret_cast<int*>(shared));
+    seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
+    seen.begin = range.begin / Spec::kBlockN;
+    if (range.begin == range.end) seen.begin = seen.end = 0;
+    document.id = reinterpret_cast<int*>(shared)[0];
+    document.is_one = document.id == reinterpret_cast<int*>(shared)[1];
+    __syncthreads();  // before the queries are where the range was
+  }
+  return seen;
+}
+
+}  // namespace fattn::v2
