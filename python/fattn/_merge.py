@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from . import _merge_shapes
 from ._options import is_bhsd
 from ._refused import require_dense
 
@@ -29,23 +30,15 @@ def merge_rows(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> tu
 
 
 def _check(parts: Sequence[torch.Tensor], bhsd: bool) -> None:
-    if len(parts) < 2 or len(parts) % 2:
-        raise TypeError(f"fattn.merge got {len(parts)} tensors; allowed: o1, lse1, o2, lse2, ..., an o and an lse of each part")
+    _merge_shapes.check_number("fattn.merge", len(parts))
     for i, x in enumerate(parts):
-        name = f"{'lse' if i % 2 else 'o'}{i // 2 + 1}"
+        name = _merge_shapes.name_of(i)
         require_dense(name, x)
         if not x.is_floating_point():
             raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: floating point")
         if x.device != parts[0].device:
             raise ValueError(f"{name} is on {x.device} and o1 on {parts[0].device}; all tensors of a call must be on one device")
-    o = parts[0]
-    if o.dim() not in (3, 4) or (bhsd and o.dim() != 4):
-        raise ValueError(f"o1 has {o.dim()} dimensions; allowed: 4 (batch, seqlen, nheads, headdim), or 3 (total, nheads, headdim) of packed sequences")
-    rows = o.shape[:-1] if bhsd else (*o.shape[:-3], o.shape[-2], o.shape[-3])
-    for i, x in enumerate(parts):
-        name, wanted = (f"lse{i // 2 + 1}", rows) if i % 2 else (f"o{i // 2 + 1}", o.shape)
-        if tuple(x.shape) != tuple(wanted):
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}; expected {tuple(wanted)}, from o1")
+    _merge_shapes.check_shapes([tuple(x.shape) for x in parts], bhsd)
 
 
 def merge(*parts: torch.Tensor, out_dtype: torch.dtype | None = None, layout: str = "bshd") -> tuple[torch.Tensor, torch.Tensor]:

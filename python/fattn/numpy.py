@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _problem
+from . import _abi, _merge_arrays, _merge_shapes, _problem
 from ._options import Options, is_bhsd, names_of_options, taken, takes_options, within
 
-__all__ = ["backward", "dropout_mask", "forward"]
+__all__ = ["backward", "dropout_mask", "forward", "merge"]
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _ANY = {name: _abi.DTYPES[short] for name, short in _DTYPES.items()}
@@ -250,6 +250,39 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
     return gradients["dq"], gradients["dk"], gradients["dv"], *more
+
+
+def merge(*parts: Any, out_dtype: Any = None, layout: str = "bshd") -> tuple[np.ndarray, np.ndarray]:
+    """Attention over all keys from attention over parts of them, as `forward(..., return_lse=True)` returns it for each part: o = sum(exp(lse_i - lse) o_i) with
+    lse = log(sum(exp(lse_i))), in fp32 (fp64 where a part has it).
+
+    Args:
+        parts: o1, lse1, o2, lse2, ... of any number of parts: o (batch, seqlen_q, nheads, headdim_v) and lse (batch, nheads, seqlen_q), or of packed sequences
+            (total_q, nheads, headdim_v) and (nheads, total_q). A row of a part whose lse is -inf saw no key there, and counts nothing. Parts in fp32
+            (`out_dtype="float32"` of `forward`) are not rounded before they are added.
+        out_dtype: of the result's o; None: that of the parts.
+        layout: "bshd" as above, or "bhsd": heads before seqlen in o.
+
+    Returns:
+        (o, lse), new arrays; a row that no part sees has o = 0 and lse = -inf. lse is float32 (float64 where a part has it).
+
+    Raises:
+        TypeError: the number of arrays is odd, NumPy cannot view one, or a dtype is none of attention's.
+        ValueError: shapes do not fit together.
+    """
+    _merge_shapes.check_number("fattn.numpy.merge", len(parts))
+    bhsd = is_bhsd(layout)
+    arrays = [_array(_merge_shapes.name_of(i), x) for i, x in enumerate(parts)]
+    for i, x in enumerate(arrays):
+        _dtype_of(_merge_shapes.name_of(i), x)
+    _merge_shapes.check_shapes([x.shape for x in arrays], bhsd)
+    outs, lses = arrays[::2], arrays[1::2]
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN of a part is NaN of its rows
+        o, lse = _merge_arrays.merged(outs, lses if bhsd else [x.swapaxes(-1, -2) for x in lses])
+    if out_dtype is None:
+        same = all(x.dtype == outs[0].dtype for x in outs)
+        out_dtype = outs[0].dtype if same else o.dtype
+    return np.ascontiguousarray(o, np.dtype(out_dtype)), np.ascontiguousarray(lse if bhsd else lse.swapaxes(-1, -2))
 
 
 def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int, int, int]) -> np.ndarray:
