@@ -70,6 +70,15 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   const Plan plan(d.forward, options);
   expect_contains(plan.info().kernel, "cuda v2 forward bf16");
   expect_contains(plan.info().why, "not v3: algorithm v3's forward pass has no bias and mask of pairs together with ALiBi");
+  scores.dropout_state = at(DType::kI64, {4}, 256);
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3}) {
+    options.algorithm = algorithm;
+    expect_contains(error_of([&] { forward(d.forward, options); }), "does not compute");
+  }
+  options.algorithm = Algorithm::kV2;
+  expect_contains(error_of([&] { forward(d.forward, options); }), "does not compute dropout of a part of a matrix (a dropout_state of 4 numbers)");
+  options.algorithm = Algorithm::kAuto;
+  scores.dropout_state = at(DType::kI64, {2}, 256);
 
   d.backward.scores = scores;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

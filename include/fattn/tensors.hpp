@@ -19,7 +19,7 @@ struct ScoreTensors {
   // lse below -2^25) has no gradient, though its o depends on v.
   Tensor bias;
   Tensor mask;           // the same shape, kU8: 0 hides
-  Tensor dropout_state;  // (2) of kI64: seed and offset; with Options::p_dropout
+  Tensor dropout_state;  // (2) of kI64: seed and offset, (4): and places of the first row and key; with Options::p_dropout
   // (batch + 1) of kI32: where each of the packed sequences begins; with Options::max_seqlen_q and max_seqlen_k. q is (total_q, nheads, headdim)
   // then, k and v (total_k, ...), o (total_q, ...), lse (nheads, total_q).
   Tensor cu_seqlens_q, cu_seqlens_k;

@@ -154,7 +154,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
             A row whose keys all have a finite one that is meant to hide (an lse below -2^25) has no gradient, though its o depends on v.
         mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p.
-        dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.
+        dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs; (4): and the places of a part's first query and key.
         document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
         sinks: (nheads), float32 (float64 if q is): a logit of each head that joins the softmax's sum and has no value; lse counts it.
         block_table: (batch, columns), int32 or int64: k and v are a paged cache, (pages, page_size, nheads_k, ...); key j of batch entry b is row j % page_size of page

@@ -37,7 +37,7 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
 // those of pairs at other places of the word, by dropout_mixed() and by turns: so that each number is uniform (a pair is dropped with probability
 // T / 65536 exactly), the high bytes of any two are independent, and what the rest shares makes a correlation of at most 1 / 256, whatever T is (a
 // number's third digit is the first of another's, and decides in one pair of 256). That is tested (tests/test_features.cpp).
-constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16;
+constexpr int kDropoutRows = 16, kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16;
 constexpr int kDropoutMix = 5, kDropoutTurn = 8, kDropoutLowTurn = 4;
 
 static constexpr int dropout_bit(long long query, long long key) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "device_abi/dropout.h"
 #include "problem/overlap.h"
 #include "problem/problem.h"
 #include "problem/tensor_checks.h"
@@ -97,9 +98,23 @@ void check_pages(const Problem& p, const fattn_buffers& b) {
   }
 }
 
+// Of a part of a matrix, where its first row and key are.
+void check_places(const Problem& p, const fattn_buffers& b) {
+  const auto* const state = static_cast<const int64_t*>(b.dropout_state);
+  const auto check = [](int index, const char* first, int64_t place, int64_t unit, int64_t length) {
+    const int64_t most = (int64_t{1} << 31) - length;
+    if (place < 0 || place % unit != 0 || place > most)
+      invalid(text("dropout_state[", index, "] is ", place, ", the place of the first ", first, "; allowed: 0 to 2^31 - ", length, ", a multiple of ",
+                   unit, ", where a block of random numbers begins. Begin the part there, and hide what is before it"));
+  };
+  check(2, "row", state[2], kDropoutRows, p.seqlen_q);
+  check(3, "key", state[3], kDropoutBlock, p.seqlen_k);
+}
+
 }  // namespace
 
 void validate_host_values(const Problem& p, const fattn_buffers& b) {
+  if (p.dropout_places) check_places(p, b);
   if (p.packed) {
     check_sequence_values('q', p, b, first_query_of, p.seqlen_q, p.total_q);
     if (!p.paged) {

@@ -46,8 +46,9 @@ struct Problem {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit. As mask() wants them: what a limit of 0 or causal say already is said once
   double softmax_scale = 0;
-  double softcap = 0;     // 0: none
-  int dropout_below = 0;  // a weight is dropped if its random number of 16 bits is below; 0: no dropout
+  double softcap = 0;           // 0: none
+  bool dropout_places = false;  // dropout_state has the places of the first row and key, too
+  int dropout_below = 0;        // a weight is dropped if its random number of 16 bits is below; 0: no dropout
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;

@@ -161,7 +161,9 @@ void set_scores(const fattn_problem& g, Problem& p) {
   if (g.p_dropout > 0) {
     const fattn_tensor& t = g.dropout_state;
     if (t.ndim == 0) invalid(text("p_dropout is ", g.p_dropout, ", and dropout_state is absent; it has the seed and the offset, two int64"));
-    check_beside(row_of("dropout_state"), g, 1, "(2)", {2}, "seed and offset");
+    p.dropout_places = t.ndim == 1 && t.shape[0] == 4;
+    check_beside(row_of("dropout_state"), g, 1, "(2)", {p.dropout_places ? 4 : 2},
+                 "seed and offset; with 4 numbers the places of the first row and key besides");
     if (t.strides[0] != 1) invalid(text("dropout_state has the stride ", t.strides[0], "; it must be 1"));
     check_lengths(p, "p_dropout", int64_t{1} << 31, "2^31");
   }

@@ -1,4 +1,5 @@
-"""`torchrun --nproc-per-node N -m fattn.distributed check|bench`: whether ranks compute what one does, and how fast. JSON on the output of rank 0."""
+"""`torchrun --nproc-per-node N -m fattn.distributed check|bench`: whether ranks compute what one does, and how fast. JSON on the output of rank 0.
+`python -m fattn.distributed simulate`: how fast on GPUs that are not there."""
 
 import argparse
 import json
@@ -9,14 +10,14 @@ import torch
 import torch.distributed as distributed
 
 from ._bench import TOLERANCE, bench, largest_error
-from ._front import METHODS
+from ._prepare import METHODS
 from ._schedule import LAYOUTS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m fattn.distributed", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m fattn.distributed", description=__doc__)
     parser.add_argument("command", choices=("check", "bench"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, help="positions that each rank holds (bench: 32768 on a GPU, 1024 on the CPU; check: 910)")
@@ -25,6 +26,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--headdim", type=int, default=128)
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="bf16 on a GPU, fp32 on the CPU")
     parser.add_argument("--method", choices=METHODS, default="ring")
+    parser.add_argument("--ulysses-degree", type=int, help="of method mixed")
     parser.add_argument("--layout", choices=tuple(LAYOUTS), default="zigzag")
     parser.add_argument("--no-causal", action="store_true")
     parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
@@ -50,6 +52,10 @@ def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) 
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["simulate"]:
+        from .simulate.command import main as simulate
+
+        return simulate(sys.argv[2:])
     given = _arguments()
     if "RANK" not in os.environ:
         print("fattn.distributed: start it by torchrun --nproc-per-node N -m fattn.distributed ..., which makes the ranks", file=sys.stderr)
@@ -64,7 +70,7 @@ def main() -> int:
         rows = given.rows or (32768 if device.type == "cuda" else 1024)
         record = {"command": "bench", "checked": len(record["problems"])} | bench(
             rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout, not given.no_check,
-            given.seconds)
+            given.seconds, given.ulysses_degree)
     if distributed.get_rank() == 0:
         print(json.dumps(record), flush=True)
     distributed.barrier()

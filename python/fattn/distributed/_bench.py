@@ -64,14 +64,14 @@ def _slowest(times: list[float], device: torch.device) -> float:
 
 
 def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str, check: bool,
-          seconds: float) -> dict[str, Any]:
+          seconds: float, ulysses_degree: int | None = None) -> dict[str, Any]:
     """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other."""
     n = distributed.get_world_size()
-    options = {"causal": causal, "method": method, "layout": layout, "check": check} | ({} if check else {"seqlen_q": n * rows})
+    options = {"causal": causal, "method": method, "layout": layout, "check": check} | ({} if check else {"seqlen_q": n * rows}) | {"ulysses_degree": ulysses_degree}
     mine = _leaves((1, rows, nheads, headdim), nheads_k, dtype, device)
     dout = torch.randn(1, rows, nheads, headdim, device=device).to(dtype)
     record: dict[str, Any] = {"ranks": n, "rows": rows, "nheads": nheads, "nheads_k": nheads_k, "headdim": headdim, "dtype": str(dtype).removeprefix("torch."),
-                              "causal": causal, "method": method, "layout": layout, "check": check, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                              "causal": causal, "method": method, "layout": layout, "ulysses_degree": ulysses_degree, "check": check, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
                               "torch": torch.__version__}
 
     def both(function: Any, **given: Any) -> None:

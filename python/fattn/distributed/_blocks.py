@@ -1,47 +1,27 @@
-"""One block of a schedule: a call of the operators, whose result is of fp32 at least; and the merging of two results."""
+"""One block of a schedule, and the merging of two results."""
 
 import torch
 
-from .._autograd import _run_backward, run_forward
-from .._operators import FP32_OUTPUTS, OPTIONS
-from .._scores import NONE, Scores, Sequences
+from .._operators import OPTIONS
+from .._scores import NONE, Scores
+from . import _dropout
+from ._compute import WINDOW, accumulator, compute_backward, compute_forward
 from ._schedule import Block
-
-WINDOW = 4  # where window_left is in the operators' options
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Results are summed in it over hops."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _summed(options: tuple, q: torch.Tensor) -> tuple:
-    """The options of a call whose results are merged or added up: those of 16-bit inputs come in fp32, or each hop would round them once more."""
-    return (*options[:FP32_OUTPUTS], q.dtype in (torch.float16, torch.bfloat16), *options[FP32_OUTPUTS + 1 :])
-
-
-def compute_forward(q, k, v, options: tuple, scores: Scores, sequences: Sequences | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """o, in the accumulator's dtype, and lse."""
-    return run_forward(q, k, v, _summed(options, q), scores, sequences)
-
-
-def compute_backward(dout, dlse, q, k, v, o, lse, options: tuple, scores: Scores, wants_dbias: bool,
-                     sequences: Sequences | None = None) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv, and dbias if it is wanted. On a GPU those of 16-bit inputs are rounded once: its fastest backward pass has no others."""
-    options = _summed(options, q) if q.device.type == "cpu" else options
-    return _run_backward(dout, dlse, q, k, v, o, lse, scores, sequences, options, (True, False) if wants_dbias else ())
 
 
 class Inputs:
     """What all blocks of a call share, beside q, k and v: options, and what a score depends on."""
 
     def __init__(self, options: tuple, slopes: torch.Tensor | None, bias: torch.Tensor | None, mask: torch.Tensor | None, document_q: torch.Tensor | None,
-                 kind: torch.dtype) -> None:
+                 kind: torch.dtype, dropout: _dropout.Dropout | None = None) -> None:
         self.options = (*options, *OPTIONS[len(options):])
         self.slopes = slopes  # (batch or 1, nheads), or None
         self.bias, self.mask = bias, mask  # rows of this rank, columns of all keys
+        if bias is not None and bias.shape[2] == 1:  # its gradient is summed over blocks, none of which should round it
+            self.bias = bias.to(kind)
         self.document_q = document_q
         self.kind = kind
+        self.dropout = dropout
 
     def options_of(self, window: tuple[int, int]) -> tuple:
         return (*self.options[:WINDOW], *window, *self.options[WINDOW + 2 :])
@@ -90,7 +70,8 @@ def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> None
     """Computes a block and merges it into o and lse of all rows."""
     rows, keys = slice(block.q_row, block.q_row + block.q_rows), slice(block.k_row, block.k_row + block.k_rows)
     scores = inputs.scores_of(block, None if document_k is None else document_k[:, keys])
-    o_part, lse_part = compute_forward(q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block.window), scores)
+    given = q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block.window), scores
+    o_part, lse_part = compute_forward(*given) if inputs.dropout is None else _dropout.forward(inputs.dropout, block, *given)
     terms = inputs.row_terms(block)
     if terms is not None:
         lse_part = (lse_part - terms).to(lse.dtype)
@@ -120,8 +101,9 @@ def add_gradients(inputs: Inputs, block: Block, dout, dlse, q, k, v, document_k,
     scores = inputs.scores_of(block, None if document_k is None else document_k[:, keys])
     terms = inputs.row_terms(block)
     lse_of_block = lse[:, :, rows] if terms is None else (lse[:, :, rows] + terms).to(lse.dtype)
-    gradients = compute_backward(dout[:, rows], None if dlse is None else dlse[:, :, rows], q[:, rows], k[:, keys], v[:, keys], o[:, rows], lse_of_block,
-                                 inputs.options_of(block.window), scores, to.dbias is not None)
+    given = (dout[:, rows], None if dlse is None else dlse[:, :, rows], q[:, rows], k[:, keys], v[:, keys], o[:, rows], lse_of_block,
+             inputs.options_of(block.window), scores, to.dbias is not None)
+    gradients = compute_backward(*given) if inputs.dropout is None else _dropout.backward(inputs.dropout, block, *given)
     for x, part, gradient, adds in ((to.dq, rows, gradients[0], block.merges), (dk, keys, gradients[1], block.adds), (dv, keys, gradients[2], block.adds)):
         if adds:
             x[:, part] += gradient

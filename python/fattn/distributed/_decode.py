@@ -7,7 +7,8 @@ import torch.distributed as distributed
 
 from .._attention import attention
 from .._core import autocast
-from ._blocks import accumulator, join_sinks, merge_into
+from ._blocks import join_sinks, merge_into
+from ._compute import accumulator
 from ._ranks import ranks_of
 
 

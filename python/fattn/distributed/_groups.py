@@ -3,7 +3,8 @@
 import torch
 
 from .._scores import NONE, Scores, Sequences
-from ._blocks import Gradients, Inputs, compute_backward, compute_forward, merge_into
+from ._blocks import Gradients, Inputs, merge_into
+from ._compute import compute_backward, compute_forward
 from ._schedule import Block
 
 Group = tuple[Block, ...]

@@ -1,122 +1,105 @@
-"""Ulysses (Jacobs et al. 2023): ranks exchange heads for rows, so that each has some heads of whole sequences, and back."""
+"""Ranks exchange heads for rows (Ulysses, Jacobs et al. 2023), so that each has some heads of the rows of all, and back."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 
-from .._attention import attention
-from .._varlen import attention_varlen
-from ._ranks import Ranks
-from ._schedule import Ranges, held
+from ._ranks import Part
+from ._schedule import held
 from ._transfer import Transfer
 
 
-def _order(ranges: list[Ranges]) -> list[int]:
-    """Where the rows of all ranks, behind each other, are among positions."""
-    return [first + i for of_rank in ranges for first, count in of_rank for i in range(count)]
+class _Way(NamedTuple):
+    """Rows of the ranks that exchange, how many each has, and where they are among those of all of them."""
+
+    rows: tuple[int, ...]
+    places: torch.Tensor
 
 
-def _exchange(ranks: Ranks, parts: list[torch.Tensor], received: list[torch.Tensor], timeout: float) -> None:
-    """parts[r] goes to rank r, received[r] comes from it."""
-    ranks.begin()
-    received[ranks.rank].copy_(parts[ranks.rank])
-    transfers = []
-    for away in range(1, ranks.count):
-        to, come = (ranks.rank + away) % ranks.count, (ranks.rank - away) % ranks.count
-        transfers.append(Transfer(ranks, timeout, to, [parts[to]], come, [received[come]], (ranks.phase & 0xFFFFFF) * 8))
-    for transfer in transfers:
-        transfer.wait()
-    ranks.end()
+@functools.lru_cache(maxsize=8)  # each has a number a row, in the memory of its device
+def _way(nranks: int, layout: str, length: int, members: tuple[int, ...], device: torch.device) -> _Way:
+    """What several ranks of `nranks` hold together is what one of fewer ranks holds, in the order of positions."""
+    ranges = [held(nranks, layout, length, rank) for rank in members]
+    positions = torch.cat([torch.arange(first, first + count) for of_rank in ranges for first, count in of_rank] or [torch.arange(0)])
+    places = torch.empty_like(positions)
+    places[positions.argsort()] = torch.arange(len(positions))
+    return _Way(tuple(sum(count for _, count in x) for x in ranges), places.to(device))
 
 
-def _to_heads(ranks: Ranks, x: torch.Tensor, rows: list[int], places: torch.Tensor, timeout: float) -> torch.Tensor:
-    """(batch, rows, heads, d) of this rank's rows to (batch, positions, heads / ranks, d)."""
-    n, each = ranks.count, x.shape[2] // ranks.count
-    parts = [x[:, :, r * each : (r + 1) * each].contiguous() for r in range(n)]
-    received = [x.new_empty((x.shape[0], rows[r], each, x.shape[3])) for r in range(n)]
-    _exchange(ranks, parts, received, timeout)
-    whole = x.new_empty((x.shape[0], sum(rows), each, x.shape[3]))
-    whole[:, places] = torch.cat(received, 1)
-    return whole
+class Heads:
+    """The exchange among the ranks of `part`."""
+
+    def __init__(self, part: Part, layout: str, lengths: tuple[int, int], nheads: int, timeout: float, device: torch.device) -> None:
+        self.part, self.timeout = part, timeout
+        self._ways = [_way(part.whole.count, layout, length, part.members, device) for length in lengths]
+        self.each = nheads // part.count  # query heads of a rank
+        self.mine = slice(part.rank * self.each, (part.rank + 1) * self.each)
+        self._tag = 0
+
+    def begin(self) -> None:
+        """Of the exchanges of a pass. Transfers of its ring have other tags."""
+        self.part.begin()
+        self._tag = self.part.tag()
+
+    def end(self) -> None:
+        self.part.end()
+
+    def _exchange(self, parts: list[torch.Tensor], received: list[torch.Tensor]) -> None:
+        """parts[r] goes to rank r, received[r] comes from it."""
+        rank, count, tag = self.part.rank, self.part.count, self._tag
+        self._tag += 1  # a phase has room for eight
+        received[rank].copy_(parts[rank])
+        transfers = []
+        for away in range(1, count):
+            to, come = (rank + away) % count, (rank - away) % count
+            transfers.append(Transfer(self.part, self.timeout, to, [parts[to]], come, [received[come]], tag))
+        for transfer in transfers:
+            transfer.wait()
+
+    def to_heads(self, x: torch.Tensor, of_keys: bool = False) -> torch.Tensor:
+        """(batch, rows, heads, d) of this rank's rows to (batch, rows of all, heads / ranks, d)."""
+        way, n = self._ways[of_keys], self.part.count
+        each = x.shape[2] // n
+        received = [x.new_empty((x.shape[0], rows, each, x.shape[3])) for rows in way.rows]
+        self._exchange([x[:, :, r * each : (r + 1) * each].contiguous() for r in range(n)], received)
+        whole = x.new_empty((x.shape[0], sum(way.rows), each, x.shape[3]))
+        whole[:, way.places] = torch.cat(received, 1)
+        return whole
+
+    def to_rows(self, x: torch.Tensor, of_keys: bool = False) -> torch.Tensor:
+        """The way back."""
+        way = self._ways[of_keys]
+        received = [x.new_empty((x.shape[0], way.rows[self.part.rank], *x.shape[2:])) for _ in way.rows]
+        self._exchange([part.contiguous() for part in x[:, way.places].split(way.rows, 1)], received)
+        return torch.cat(received, 2)
+
+    def lse_to_heads(self, lse: torch.Tensor) -> torch.Tensor:
+        """(batch, nheads, rows)"""
+        return self.to_heads(lse.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
+
+    def lse_to_rows(self, lse: torch.Tensor) -> torch.Tensor:
+        return self.to_rows(lse.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
+
+    def of_rows(self, x: torch.Tensor, of_keys: bool = False) -> torch.Tensor:
+        """(batch, rows), which all heads share: every rank gets that of all rows."""
+        return self.to_heads(x[:, :, None, None].expand(*x.shape, self.part.count, 1), of_keys)[:, :, 0, 0]
 
 
-def _to_rows(ranks: Ranks, x: torch.Tensor, rows: list[int], places: torch.Tensor, timeout: float) -> torch.Tensor:
-    """The way back."""
-    parts = [part.contiguous() for part in x[:, places].split(rows, 1)]
-    received = [x.new_empty((x.shape[0], rows[ranks.rank], x.shape[2], x.shape[3])) for _ in range(ranks.count)]
-    _exchange(ranks, parts, received, timeout)
-    return torch.cat(received, 2)
-
-
-class _Exchanged(torch.autograd.Function):
-    """One of the two ways; the gradient takes the other."""
-
-    @staticmethod
-    def forward(ctx, x, way: Callable, back: Callable, *of):
-        ctx.back, ctx.of = back, of
-        return way(of[0], x, *of[1:])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dx):
-        return ctx.back(ctx.of[0], dx, *ctx.of[1:]), *(None,) * (2 + len(ctx.of))
-
-
-def _require_heads(ranks: Ranks, nheads: int, nheads_k: int) -> None:
+def require_heads(method: str, degree: int, nheads: int, nheads_k: int) -> None:
     for name, heads in (("nheads", nheads), ("nheads_k", nheads_k)):
-        if heads % ranks.count:
-            raise ValueError(f"{name} is {heads} and there are {ranks.count} ranks; method=\"ulysses\" gives each rank as many heads, so that it must be a multiple. "
-                             "method=\"ring\" takes any number")
+        if heads % degree:
+            said = f"{degree} ranks exchange heads" if method == "ulysses" else f"ulysses_degree is {degree}"
+            raise ValueError(f"{name} is {heads} and {said}; method={method!r} gives each of them as many heads, so that it must be a multiple. "
+                             "A smaller ulysses_degree of method=\"mixed\", or method=\"ring\", which takes any number")
 
 
-def _of_heads(given: Any, begin: int, each: int, heads: int) -> dict[str, Any]:
-    """What belongs to query heads, of this rank's."""
-    t, mine = given.tensors, slice(begin, begin + each)
-    return {"alibi_slopes": None if t.slopes is None else (t.slopes[:, mine] if t.slopes.shape[0] > 1 else t.slopes[0, mine]),
-            "sinks": None if t.sinks is None else t.sinks[mine]}
+def choose_degree(nranks: int, nheads: int, nheads_k: int) -> int:
+    """The most ranks that can exchange heads: the largest number that divides all three."""
+    return max(d for d in range(1, nranks + 1) if nranks % d == 0 and nheads % d == 0 and nheads_k % d == 0)
 
 
-def _with_dropout(attend: Callable, q, k, v, given: Any, begin: int, heads: int, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of batch entry b and head h follow from offset + b * heads + h: an entry at a time, with the offset of its first head here."""
-    seed, offset = given.dropout_state.tolist()
-    results = []
-    for b in range(q.shape[0]):
-        first = (offset + b * heads + begin + 2**63) % 2**64 - 2**63
-        state = torch.tensor([seed, first], dtype=torch.int64, device=q.device)
-        entry = {name: x[b : b + 1] if isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] == q.shape[0] else x for name, x in options.items()}
-        results.append(attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], dropout_p=given.dropout_p, dropout_state=state, **entry))
-    return torch.cat([x[0] for x in results]), torch.cat([x[1] for x in results])
-
-
-def exchange_heads(ranks: Ranks, given: Any, lengths: tuple[int, int], timeout: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse of this rank's rows."""
-    t = given.tensors
-    _require_heads(ranks, t.q.shape[2], t.k.shape[2])
-    for name, x in (("bias", t.bias), ("mask", t.mask), ("document_q", t.document_q)):
-        if x is not None:
-            raise NotImplementedError(f"{name} is given with method=\"ulysses\", which does not bring it to the rank that needs it; take method=\"ring\"")
-    if given.packed and given.dropout_p and len(given.cu_seqlens_q) > 2:
-        raise NotImplementedError("dropout_p is given with several packed sequences, whose random numbers follow from the sequence and the head; method=\"ulysses\" has some heads "
-                                  "only. Give a batch, or dropout_p=0")
-    ways = []
-    for length in lengths:
-        ranges = [held(ranks.count, given.layout, length, r) for r in range(ranks.count)]
-        ways.append(([sum(count for _, count in x) for x in ranges], torch.tensor(_order(ranges), dtype=torch.int64, device=t.q.device)))
-    of_q, of_k = ((ranks, *way, timeout) for way in ways)
-    q, k, v = (_Exchanged.apply(x, _to_heads, _to_rows, *of) for x, of in ((t.q, of_q), (t.k, of_k), (t.v, of_k)))
-    each = q.shape[2]
-    begin = ranks.rank * each
-    options = {"causal": given.causal, "softmax_scale": given.softmax_scale, "window": given.window, "softcap": given.softcap, "deterministic": given.deterministic,
-               "backend": given.backend, "algorithm": given.algorithm, "return_lse": True, **_of_heads(given, begin, each, t.q.shape[2])}
-    attend = attention
-    if given.packed:
-        bounds = {f"cu_seqlens_{x}": torch.tensor(getattr(given, f"cu_seqlens_{x}"), dtype=torch.int32, device=q.device) for x in "qk"}
-
-        def attend(q, k, v, **more):
-            return tuple(x.unsqueeze(0) for x in attention_varlen(q[0], k[0], v[0], **bounds, **more))
-
-    o, lse = _with_dropout(attend, q, k, v, given, begin, t.q.shape[2], options) if given.dropout_p else attend(q, k, v, **options)
-    o = _Exchanged.apply(o, _to_rows, _to_heads, *of_q)
-    lse = _Exchanged.apply(lse.transpose(1, 2).unsqueeze(3), _to_rows, _to_heads, *of_q)
-    return o, lse.squeeze(3).transpose(1, 2)
+def require_ulysses(given: Any) -> None:
+    for name in ("bias", "mask"):
+        if getattr(given.tensors, name) is not None:
+            raise NotImplementedError(f"{name} is given with method={given.method!r}, which does not bring it to the rank that needs it; take method=\"ring\"")

@@ -71,6 +71,10 @@ class Ranks:
         """Of a forward or backward pass."""
         self.phase += 1
 
+    def tag(self) -> int:
+        """Of the transfers of a pass; a pass before it may still be under way on another rank."""
+        return (self.phase & 0xFFFFFF) * 8
+
     def end(self) -> None:
         try:
             self._store.set(f"done/{self.rank}", str(self.phase))
@@ -126,6 +130,30 @@ class Ranks:
     def _without_store(self) -> RuntimeError:
         return RuntimeError(f"{self.name(self.rank)} cannot reach the store of the group, which rank 0 of all ranks holds unless another place was chosen: rank 0 or its machine "
                             "has ended. Start all ranks again")
+
+
+class Part:
+    """Some ranks of a group, of which this is one: they count from 0 in their order, and send through the group."""
+
+    def __init__(self, whole: Ranks, members: tuple[int, ...]) -> None:
+        self.whole, self.members = whole, members
+        self.rank, self.count = members.index(whole.rank), len(members)
+        self.group = whole.group
+
+    def peer(self, rank: int) -> int:
+        return self.whole.peer(self.members[rank])
+
+    def begin(self) -> None:
+        self.whole.begin()
+
+    def tag(self) -> int:
+        return self.whole.tag()
+
+    def end(self) -> None:
+        self.whole.end()
+
+    def failed(self, peer: int, error: RuntimeError, timeout: float) -> RuntimeError:
+        return self.whole.failed(self.members[peer], error, timeout)
 
 
 def ranks_of(group: Any) -> Ranks:

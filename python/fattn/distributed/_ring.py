@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._blocks import Gradients, Inputs, accumulator, add_block, add_gradients, gradient_of_sinks, join_sinks, sums_like
+from ._blocks import Gradients, Inputs, add_block, add_gradients, gradient_of_sinks, join_sinks, sums_like
+from ._compute import accumulator
+from ._dropout import Dropout
 from ._groups import add_group, add_group_gradients
-from ._ranks import Ranks
+from ._ranks import Part, Ranks
 from ._schedule import Hop, Schedule
 from ._transfer import Transfer, add_rows, put_rows, rows_of
 
@@ -14,12 +16,13 @@ from ._transfer import Transfer, add_rows, put_rows, rows_of
 class Plan(NamedTuple):
     """Of a call, beside its tensors."""
 
-    ranks: Ranks
+    ranks: Ranks | Part
     schedule: Schedule
     seqlen_k: int
     rows_of_sequences: int  # of this rank's queries; those behind the last packed sequence belong to none
     gathered: bool
     options: tuple
+    dropout: Dropout | None
     timeout: float
 
 
@@ -82,10 +85,9 @@ class _Keys:
             yield hop, self.of(h)
 
 
-def _tag(ranks: Ranks) -> int:
-    """Of the transfers of a pass; a pass before it may still be under way on another rank."""
+def _tag(ranks: Ranks | Part) -> int:
     ranks.begin()
-    return (ranks.phase & 0xFFFFFF) * 8
+    return ranks.tag()
 
 
 def _key_documents(keys: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -100,7 +102,7 @@ def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=torch.float64)
     if not plan.schedule.writes_all_queries():
         o.zero_()
-    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype))
+    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout)
     for hop, keys in _Keys(plan, tensors, _tag(plan.ranks)).hops():
         k, v, document_k = _key_documents(keys)
         for block in hop.blocks:
@@ -140,7 +142,7 @@ class _KeyGradients:
 def backward(plan: Plan, tensors: Tensors, o, lse, dout, dlse, wants_dbias: bool, wants_dsinks: bool) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias, dsinks."""
     q, k, v = tensors.q, tensors.k, tensors.v
-    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype))
+    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout)
     to = Gradients(q, plan.schedule.writes_all_queries(), tensors.bias if wants_dbias else None)
     tag = _tag(plan.ranks)
     of_keys = _KeyGradients(plan, k, v, tag)
@@ -164,25 +166,3 @@ def backward(plan: Plan, tensors: Tensors, o, lse, dout, dlse, wants_dbias: bool
     dsinks = gradient_of_sinks(tensors.sinks, dout, dlse, o, lse) if wants_dsinks else None
     plan.ranks.end()
     return (to.dq.to(q.dtype), *(x.to(k.dtype) for x in of_keys.own), None if to.dbias is None else to.dbias.to(tensors.bias.dtype), dsinks)
-
-
-class RingAttention(torch.autograd.Function):
-    """(plan, *Tensors) -> (o, lse)."""
-
-    @staticmethod
-    def forward(ctx, plan: Plan, *tensors):
-        o, lse = forward(plan, Tensors(*tensors))
-        ctx.save_for_backward(*tensors, o, lse)
-        ctx.plan = plan
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dout, dlse):
-        *given, o, lse = ctx.saved_tensors
-        tensors = Tensors(*given)
-        dout = torch.zeros_like(o) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
-        wants = [ctx.needs_input_grad[1 + Tensors._fields.index(name)] for name in ("bias", "sinks")]
-        dq, dk, dv, dbias, dsinks = backward(ctx.plan, tensors, o, lse, dout, dlse, *wants)
-        return None, *tensors._replace(q=dq, k=dk, v=dv, slopes=None, bias=dbias, mask=None, document_q=None, document_k=None, sinks=dsinks)

@@ -1,7 +1,9 @@
 """The schedule of the C ABI (fattn_ring_create) as Python's: the one place that says who holds, sends and computes what."""
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .. import _abi
@@ -13,7 +15,7 @@ Ranges = tuple[tuple[int, int], ...]  # (first, count)
 
 
 class Block(NamedTuple):
-    """As fattn_ring_block, but `q_position` and `sequence`."""
+    """As fattn_ring_block, with where its first query and key are in their sequence in place of `q_position`."""
 
     q_row: int
     q_rows: int
@@ -25,6 +27,9 @@ class Block(NamedTuple):
     side: int
     merges: bool  # queries have results of an earlier block
     adds: bool  # keys have gradients of an earlier block of the hop
+    sequence: int
+    q_place: int
+    k_place: int
 
 
 class Hop(NamedTuple):
@@ -96,13 +101,15 @@ def _overlaps(a: int, rows: int, b: int, others: int) -> bool:
     return a < b + others and b < a + rows
 
 
-def _blocks(found: list, before: list[Block]) -> list[Block]:
+def _blocks(found: list, before: list[Block], problem: Problem) -> list[Block]:
     """Of a hop, behind those of the hops before."""
+    begins_q, begins_k = problem.cu_seqlens_q or (0,), problem.cu_seqlens_k or (0,)
     blocks: list[Block] = []
     for b in found:
         merges = any(_overlaps(b.q_row, b.q_rows, x.q_row, x.q_rows) for x in (*before, *blocks))
         adds = any(_overlaps(b.k_row, b.k_rows, x.k_row, x.k_rows) for x in blocks)
-        blocks.append(Block(b.q_row, b.q_rows, b.k_row, b.k_rows, b.k_position, (b.window_left, b.window_right), b.distance, b.side, merges, adds))
+        blocks.append(Block(b.q_row, b.q_rows, b.k_row, b.k_rows, b.k_position, (b.window_left, b.window_right), b.distance, b.side, merges, adds,
+                            b.sequence, b.q_position - begins_q[b.sequence], b.k_position - begins_k[b.sequence]))
     return blocks
 
 
@@ -122,10 +129,11 @@ def _grouped(blocks: list[Block]) -> tuple[tuple[Block, ...], tuple[tuple[Block,
     return tuple(x[0] for x in groups if len(x) == 1), tuple(tuple(x) for x in groups if len(x) > 1)
 
 
-def _read(schedule: RingSchedule, packed: bool) -> Schedule:
+def _read(schedule: RingSchedule, problem: Problem) -> Schedule:
+    packed = problem.cu_seqlens_q is not None and not problem.keep_positions  # else every block is a call
     hops, sent, received, blocks = [], 0, 0, []
     for hop in _take(schedule.hops, RingHop, 0, schedule.nhops):
-        mine = _blocks(_take(schedule.blocks, RingBlock, len(blocks), hop.nblocks), blocks)
+        mine = _blocks(_take(schedule.blocks, RingBlock, len(blocks), hop.nblocks), blocks, problem)
         alone, groups = _grouped(mine) if packed else (tuple(mine), ())
         hops.append(Hop(hop.send_to, hop.receive_from, _ranges(schedule.sent, sent, hop.nsent), _ranges(schedule.received, received, hop.nreceived),
                         hop.rows_sent, hop.rows_received, alone, groups))
@@ -133,8 +141,9 @@ def _read(schedule: RingSchedule, packed: bool) -> Schedule:
     return Schedule(schedule.rows_q, schedule.rows_k, _ranges(schedule.held_q, 0, schedule.nheld_q), _ranges(schedule.held_k, 0, schedule.nheld_k), tuple(hops))
 
 
-@functools.lru_cache(maxsize=256)
-def schedule_of(problem: Problem, rank: int) -> Schedule:
+@contextlib.contextmanager
+def opened(problem: Problem, rank: int) -> Iterator[RingSchedule]:
+    """The schedule as the C ABI has it, whose memory lives until then."""
     described = _described(problem, rank)
     if problem.cu_seqlens_q is not None and problem.cu_seqlens_k is not None:
         q, k = _bounds(problem.cu_seqlens_q), _bounds(problem.cu_seqlens_k)  # live until the call is over
@@ -145,9 +154,15 @@ def schedule_of(problem: Problem, rank: int) -> Schedule:
     try:
         schedule = RingSchedule()
         _abi.check(_abi.library.fattn_ring_query(ring, ctypes.byref(schedule)))
-        return _read(schedule, problem.cu_seqlens_q is not None)
+        yield schedule
     finally:
         _abi.library.fattn_ring_destroy(ring)
+
+
+@functools.lru_cache(maxsize=256)
+def schedule_of(problem: Problem, rank: int) -> Schedule:
+    with opened(problem, rank) as schedule:
+        return _read(schedule, problem)
 
 
 def held(nranks: int, layout: str, length: int, rank: int) -> Ranges:

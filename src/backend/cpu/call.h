@@ -4,6 +4,7 @@
 
 #include "backend/cpu/entries.h"
 #include "backend/cpu/tasks.h"
+#include "device_abi/dropout.h"
 
 namespace fattn::core {
 
@@ -80,6 +81,10 @@ struct CpuCall {
       const auto* state = static_cast<const int64_t*>(b.dropout_state);
       in.seed = static_cast<uint64_t>(state[0]);
       in.stream = static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(n * p.nheads + h);
+      if (p.dropout_places) {
+        in.dropout_query = dropout_query(static_cast<uint32_t>(state[2]));
+        in.dropout_call = static_cast<uint32_t>(state[3] / kDropoutBlock * kDropoutCalls);
+      }
     }
     if (p.has_sinks) in.sink = sink_of(h);
     return in;

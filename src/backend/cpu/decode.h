@@ -112,9 +112,9 @@ static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t k
   for (int64_t r = 0; r < task.rows; ++r)
     for (int call = 0; call < kDropoutCalls; ++call) {
       const int64_t query = r % task.seqlen_q;
-      const Philox4 planes =
-          dropout_planes(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)), dropout_query(static_cast<unsigned>(query)),
-                         static_cast<unsigned>(key0 / kDropoutBlock), static_cast<unsigned>(call));
+      const Philox4 planes = dropout_planes(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)),
+                                            dropout_query(static_cast<unsigned>(query)) + in.dropout_query,
+                                            static_cast<unsigned>(key0 / kDropoutBlock), static_cast<unsigned>(call) + in.dropout_call);
       const unsigned kept = dropout_kept(planes, static_cast<unsigned>(in.dropout_below));
       for (int64_t i = 2 * call; i < kDecodeBlock; i += 8) {
         float* pair = scores + r * kDecodeBlock + i;

@@ -149,7 +149,8 @@ __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t
     const int64_t first = group * kDropoutLanes - at.row;  // lane of its first row
     for (int64_t call = 0; call < blocks * kDropoutCalls; call += 2) {
       alignas(64) uint32_t kept[kDropoutLanes];
-      dropout_calls(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call), kept);
+      dropout_calls(in, stream, static_cast<uint32_t>(group) * kDropoutQueries + in.dropout_query,
+                    static_cast<uint32_t>(first_block * kDropoutCalls + call) + in.dropout_call, kept);
       uint32_t* row = to + call * kRows + first;
       if (first >= 0 && first + kDropoutLanes <= kRows) {
         store_rows_of_calls<Words>(kept, kRows, row);

@@ -34,11 +34,12 @@ struct ScoreInputs {
   const int32_t *document_q, *document_k;  // ids of rows and keys: a pair of different ones is hidden (documents.h)
   int64_t alibi_head_stride, bias_stride, bias_head_stride, mask_stride, mask_head_stride;
   bool bias_fp32;
-  int64_t shift;          // seqlen_k - seqlen_q: query i is aligned with key i + shift
-  uint64_t seed, stream;  // of the dropout; the stream is the first head's, the next head has the next (device_abi/dropout.h)
-  int dropout_below;      // 0: no dropout
-  float dropout_scale;    // of the weights that stay; 1 without dropout
-  const float* sink;      // forward: the first query head's logit without a key; null: none
+  int64_t shift;                         // seqlen_k - seqlen_q: query i is aligned with key i + shift
+  uint64_t seed, stream;                 // of the dropout; the stream is the first head's, the next head has the next (device_abi/dropout.h)
+  uint32_t dropout_query, dropout_call;  // what the first row and key add to the numbers of query pairs and calls
+  int dropout_below;                     // 0: no dropout
+  float dropout_scale;                   // of the weights that stay; 1 without dropout
+  const float* sink;                     // forward: the first query head's logit without a key; null: none
 };
 
 // The pages of a batch entry's keys: key j is row j % size of page table[j / size], and k and v are at the head in page 0. Strides in elements

@@ -134,7 +134,8 @@ class Head {
     if (p_.dropout_below == 0) return 1;
     const auto* state = static_cast<const int64_t*>(b_.dropout_state);
     const auto stream = static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(n_ * p_.nheads + h_);
-    return dropout_number(static_cast<uint64_t>(state[0]), stream, i, j) < p_.dropout_below ? 0 : p_.dropout_scale();
+    const int64_t row = p_.dropout_places ? state[2] : 0, key = p_.dropout_places ? state[3] : 0;
+    return dropout_number(static_cast<uint64_t>(state[0]), stream, row + i, key + j) < p_.dropout_below ? 0 : p_.dropout_scale();
   }
 
   const Problem& p_;

@@ -29,7 +29,7 @@ def mismatch(rank: int, name: str) -> str:
         "gradients": lambda: fd.ring_attention(q.clone().requires_grad_(wrong), k, v),
         "wrong": lambda: fd.ring_attention(q, k[:, :2] if wrong else k, v),
         "sinks": lambda: fd.ring_attention(q, k, v, sinks=torch.zeros(2) if wrong else None),
-        "unsupported": lambda: fd.ring_attention(q, k, v, dropout_p=0.5 if wrong else 0),
+        "unsupported": lambda: fd.ring_attention(q, k, v, alibi_slopes=torch.ones(q.shape[2], requires_grad=wrong)),
     }
     try:
         calls[name]()

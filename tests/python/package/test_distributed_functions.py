@@ -144,6 +144,27 @@ def test_without_check():
     run_ranks(2, without_check)
 
 
+def refusals(rank: int) -> None:
+    q, k, v = (torch.randn(1, 5, heads, 8) for heads in (4, 2, 2))
+    for options, error, words in (
+            ({"method": "mixed", "ulysses_degree": 3}, ValueError, "ulysses_degree is 3 and there are 4 ranks; allowed: a number that divides them, here 1, 2, 4"),
+            ({"method": "mixed", "ulysses_degree": 0}, ValueError, "ulysses_degree is 0 and there are 4 ranks"),
+            ({"method": "mixed", "ulysses_degree": 4}, ValueError, "nheads_k is 2 and ulysses_degree is 4; method='mixed' gives each of them as many heads"),
+            ({"method": "ulysses"}, ValueError, "nheads_k is 2 and 4 ranks exchange heads; .* A smaller ulysses_degree of method=\"mixed\""),
+            ({"ulysses_degree": 2}, ValueError, "ulysses_degree is 2 and method 'ring'; it is for method=\"mixed\" alone"),
+            ({"method": "mixed", "mask": torch.ones(5, 20, dtype=torch.bool)}, NotImplementedError, "mask is given with method='mixed'"),
+            ({"dropout_p": 0.5}, ValueError, "dropout_p is given and dropout_state is not"),
+            ({"dropout_p": 1.0, "dropout_state": torch.tensor([1, 2])}, ValueError, "dropout_p is 1.0; allowed: 0 .none. to 1 - 2"),
+            ({"dropout_p": 0.5, "dropout_state": torch.tensor([1, 2, 0, 64])}, ValueError, r"dropout_state is torch.int64 \(4,\); allowed: torch.int64 \(2\)"),
+            ({"dropout_p": 0.5, "dropout_state": torch.tensor([1, rank])}, ValueError, r"dropout_state is \[1, 1\] on rank 1 and \[1, 0\] on rank 0")):
+        with pytest.raises(error, match=words):
+            fd.ring_attention(q, k, v, **options)
+
+
+def test_refusals():
+    run_ranks(4, refusals)
+
+
 def test_needs_a_group():
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match="torch.distributed is not initialized; call torch.distributed.init_process_group"):
@@ -165,7 +186,7 @@ command.makes_group = True
 def test_check_and_bench():
     (code, printed), (other_code, nothing) = run_ranks(2, command, "check", "--rows", "40")
     record = json.loads(printed)
-    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 18
+    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 24
     assert all(0 <= error < 1e-5 for problem in record["problems"] for error in problem["errors"].values())
     record = json.loads(run_ranks(2, command, "bench", "--rows", "64")[0][1])
     assert record["ranks"] == 2 and all(0 < record[name]["tflops_a_rank"] and 0 < record[name]["share"] for name in ("forward", "forward_backward"))
