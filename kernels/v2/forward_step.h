@@ -4,9 +4,6 @@
 //   kExact     S | hidden | m raised | P(0) | settled | O += P(0) V(0) [P(1)] | settled | O += P(1) V(1) [P(2)] | ...
 //   otherwise  S [P(0), in two passes over S] | settled | O += P(0) V(0) [P(1)] | settled | ...
 // Settled: sums of weights are looked at. Where they dominate a row, the reference that they trusted is raised and they are made again.
-//
-// kExact: mask the scores and find their maximum; otherwise every key is visible, and the reference is good unless the sums of the weights say that
-// it is not. Without kTerms nothing is added to scores.
 #pragma once
 
 #include "device_abi/lowest.h"
@@ -25,89 +22,33 @@
 
 namespace fattn::v2 {
 
-template <class Spec, int kStepN, bool kExact, bool kTerms>
-struct ForwardStep {
+// One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
+// key is visible, and the reference is good unless the sums of the weights say that it is not. Without kTerms nothing is added to scores.
+// In one piece, its phases as lambdas: as members of a type they gave packed sequences with documents or windows other registers.
+template <class Spec, int kStepN, bool kExact, bool kTerms, class Visible>
+__device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible,
+                                             [[maybe_unused]] const StepPairs<Spec>& pairs) {
   using Shape = ForwardShape<Spec>;
   using State = WarpState<Spec>;
   using Element = typename Spec::Element;
-  using Visible = VisibleKeys<Spec::kRowTiles, Spec::kWindow>;
-  static constexpr PairFeatures kPair = kPairOf<Spec>;
-  static constexpr int kRowTiles = State::kRowTiles;
-  static constexpr int kStepTiles = kStepN / 8;  // score tiles of 8 keys
-  static constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
-  static constexpr int kPieces = 2 * kRowTiles;  // of the weights of a chunk: one 16 x 8 tile of scores
-  // ALiBi alone, while all keys are on one side of their queries, comes with the exponential.
-  static constexpr bool kSloped = kTerms && !kExact && kPair.alibi && !kPair.hides();
-  // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle().
-  static constexpr bool kHidesLate = Shape::kStaged && !kExact;
-  // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  static constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && (!kTerms || kSloped) && !kExact && kRowTiles * kChunks >= 8;
-  static constexpr float kLn2 = 0.693147180559945309f;
+  constexpr int kRowTiles = State::kRowTiles;
+  constexpr int kStepTiles = kStepN / 8;  // score tiles of 8 keys
+  constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
+  constexpr float kLn2 = 0.693147180559945309f;
+  constexpr bool kSloped = kTerms && !kExact && kPairOf<Spec>.alibi && !kPairOf<Spec>.hides();
 
-  using Scores = float[kRowTiles][kStepTiles][4];
-  using Shifts = float[kRowTiles][2];
+  if constexpr (kExact && (Spec::kWindow || kPairOf<Spec>.alibi)) w.give_back();  // elsewhere masked steps come first
 
-  // What phases share: variables of forward_step(), each by itself, because the compiler takes them apart in turn.
-  State& w;
-  const StepPairs<Spec>& pairs;
-  Scores& s;
-  float &slope_log2, &first_log2;  // kSloped, in units of log2
-  Shifts& sloped_shift;
-  Weights<kRowTiles> (&weights)[2];  // of this chunk and of the next
-  Rest<kRowTiles>& rest;
-
-  // The addresses are this lane's, of the step's first key.
-  __device__ __forceinline__ void run(unsigned k_address, unsigned v_address, const Visible& visible) {
-    if constexpr (kExact && (Spec::kWindow || kPair.alibi)) w.give_back();  // elsewhere masked steps come first
-    compute_scores(k_address);
-    if constexpr (Spec::kCapped) cap_scores<true>(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
-    if constexpr (kTerms && !kSloped) {
+  // s = q k^T
+  const unsigned q_address = ptx::opaque(w.q_address);
+  float s[kRowTiles][kStepTiles][4];
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) add_terms(chunk);
-    }
-    if constexpr (kExact) {
-      hide(visible);
-      rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
-      if constexpr (kTerms && Shape::kStaged) look_for_low();
-    }
-    if constexpr (!kTwoPasses) {
+  for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) weigh(0, piece);
-    }
-    settle(0);
-    add_values(v_address);
-    if constexpr (kExact) {  // while no scores take registers
-      w.rest = rest.packed();
-      w.give_back();
-    }
+    for (int n = 0; n < kStepTiles; ++n) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0;
   }
-
-  // --- S = Q K^T ---
-
-  __device__ __forceinline__ void compute_scores(unsigned k_address) {
-    constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
-    const unsigned q_address = ptx::opaque(w.q_address);
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int n = 0; n < kStepTiles; ++n) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0;
-    }
-    if constexpr (kSloped) begin_slope();
-    if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { multiply(d, 0, kSplit, q_address, k_address); });
-    for_each<0, State::kDepthQ>([&](auto d) {
-      multiply(d, kSplit, kChunks, q_address, k_address);
-      if constexpr (kTwoPasses) {
-        constexpr int kD = decltype(d)::value;
-#pragma unroll
-        for (int piece = kD * kPieces / State::kDepthQ; piece < (kD + 1) * kPieces / State::kDepthQ; ++piece) weigh(0, piece);
-      }
-    });
-  }
-
-  // One step along headdim, for the chunks of 16 keys [first, last).
-  template <class D>
-  __device__ __forceinline__ void multiply(D, int first_chunk, int last_chunk, unsigned q_address, unsigned k_address) {
-    constexpr int kUnit = 2 * D::value;
+  const auto score = [&](auto d, int first_chunk, int last_chunk) {  // one step along headdim, for the chunks of 16 keys [first, last)
+    constexpr int kUnit = 2 * decltype(d)::value;
     unsigned loaded[kRowTiles][4];
     if constexpr (!Spec::kQueriesInRegisters) {
 #pragma unroll
@@ -115,7 +56,7 @@ struct ForwardStep {
         ptx::ldmatrix_x4(loaded[i], Shape::TileQ::template advance<kUnit>(q_address) + i * 16 * Shape::TileQ::kRowBytes);
       }
     }
-    auto& q = Spec::kQueriesInRegisters ? w.q[Spec::kQueriesInRegisters ? D::value : 0] : loaded;
+    auto& q = Spec::kQueriesInRegisters ? w.q[Spec::kQueriesInRegisters ? decltype(d)::value : 0] : loaded;
 #pragma unroll
     for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
       unsigned k[4];
@@ -126,26 +67,62 @@ struct ForwardStep {
         tile::mma<Element, Spec::kLevel>(s[i][2 * chunk + 1], q[i], k[2], k[3]);
       }
     }
-  }
-
-  // --- terms ---
+  };
 
   // What ALiBi adds to the score of row 16 i + 8 half and key 8 n + e is that of the lane's first pair and, while all keys are on one side of their
-  // queries, a multiple of the distance from it.
-  __device__ __forceinline__ void begin_slope() {
-    slope_log2 = pairs.ahead * pairs.terms.slope;
-    first_log2 = slope_log2 * static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
-    shift_sloped();
-  }
-  __device__ __forceinline__ void shift_sloped() {
+  // queries, a multiple of the distance from it: it then comes with the exponential. In units of log2.
+  [[maybe_unused]] float slope_log2 = 0, first_log2 = 0, sloped_shift[kRowTiles][2];
+  [[maybe_unused]] const auto shift_sloped = [&] {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) sloped_shift[i][half] = w.softmax.shift[i][half] + first_log2;
     }
+  };
+  if constexpr (kSloped) {
+    slope_log2 = pairs.ahead * pairs.terms.slope;
+    first_log2 = slope_log2 * static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
+    shift_sloped();
   }
 
-  __device__ __forceinline__ void add_terms(int chunk) {
+  // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
+  const auto scale = [&] { return kTerms && !kSloped ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
+  constexpr int kPieces = 2 * kRowTiles;
+  Weights<kRowTiles> weights[2];
+  Rest<kRowTiles> rest{};
+  const auto weigh = [&](int chunk, int piece) {
+    if constexpr (kSloped) {
+      const int i = piece / 2, n = 2 * chunk + piece % 2;
+      const float steps[2] = {static_cast<float>(16 * i - 8 * n), static_cast<float>(16 * i + 8 - 8 * n)};
+      return weights[chunk % 2].template weigh_sloped<Element>(s[i][n], i, piece % 2, sloped_shift[i], scale(), slope_log2, steps);
+    }
+    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale(), rest);
+  };
+
+  // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && (!kTerms || kSloped) && !kExact && kRowTiles * kChunks >= 8;
+  constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
+  if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
+  for_each<0, State::kDepthQ>([&](auto d) {
+    score(d, kSplit, kChunks);
+    if constexpr (kTwoPasses) {
+      constexpr int kD = decltype(d)::value;
+#pragma unroll
+      for (int piece = kD * kPieces / State::kDepthQ; piece < (kD + 1) * kPieces / State::kDepthQ; ++piece) weigh(0, piece);
+    }
+  });
+
+  if constexpr (Spec::kCapped) cap_scores<true>(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
+  // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
+  constexpr bool kHidesLate = Shape::kStaged && !kExact;
+  [[maybe_unused]] const auto look_for_low = [&] {
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) good = good && w.softmax.shift[i][0] < -kLowestLse && w.softmax.shift[i][1] < -kLowestLse;
+    w.low = !ptx::vote_all(good);
+  };
+  [[maybe_unused]] const auto add_terms = [&](int chunk) {
+    constexpr PairFeatures kPair = kPairOf<Spec>;
     const float natural = w.scale * kLn2;
     [[maybe_unused]] float distance = 0, slope = 0;
     if constexpr (kPair.alibi) {
@@ -168,33 +145,12 @@ struct ForwardStep {
         }
       }
     }
+  };
+  if constexpr (kTerms && !kSloped) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) add_terms(chunk);
   }
-
-  // What terms hide, where that comes late.
-  __device__ __forceinline__ void hide_by_terms(int chunk) {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      float term[2][4];
-      pairs.template read<kExact>(term, i, chunk);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = or_lowest(s[i][2 * chunk + n][e], term[n][e]);
-      }
-    }
-  }
-
-  // Whether a row has no reference yet, or that of the lowest biases.
-  __device__ __forceinline__ void look_for_low() {
-    bool good = true;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) good = good && w.softmax.shift[i][0] < -kLowestLse && w.softmax.shift[i][1] < -kLowestLse;
-    w.low = !ptx::vote_all(good);
-  }
-
-  // --- what rows do not see ---
-
-  __device__ __forceinline__ void hide(const Visible& visible) {
+  if constexpr (kExact) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -203,57 +159,13 @@ struct ForwardStep {
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-  }
-
-  // --- P = exp2(S scale - m) ---
-
-  __device__ __forceinline__ float scale() const { return kTerms && !kSloped ? kLog2e : w.scale; }  // scores with terms have softmax_scale already
-
-  __device__ __forceinline__ void weigh(int chunk, int piece) {
-    if constexpr (kSloped) {
-      const int i = piece / 2, n = 2 * chunk + piece % 2;
-      const float steps[2] = {static_cast<float>(16 * i - 8 * n), static_cast<float>(16 * i + 8 - 8 * n)};
-      return weights[chunk % 2].template weigh_sloped<Element>(s[i][n], i, piece % 2, sloped_shift[i], scale(), slope_log2, steps);
-    }
-    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale(), rest);
-  }
-
-  // Where these weights dominate a row its reference is raised, and they are computed again. A NaN that a term hides goes first.
-  __device__ __forceinline__ void settle(int chunk) {
-    if constexpr (!kExact) {
-      if (!weights[chunk % 2].template are_minor<Element>(w.softmax, w.rest) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
-        w.give_back();
-        if constexpr (kTerms && kHidesLate) {
-          hide_by_terms(chunk);
-#pragma unroll
-          for (int piece = 0; piece < kPieces; ++piece) weigh(chunk, piece);
-        }
-        const unsigned rows =
-            weights[chunk % 2].template dominated<Element>(w.softmax, [](float shift) { return kTerms && kHidesLate && !(shift < -kLowestLse); });
-        if (!ptx::vote_all(rows == 0)) raise_references(chunk, rows);
-      }
-    }
-    weights[chunk % 2].add_to(w.softmax);
-    if constexpr (kPair.dropout) drop(chunk);
-  }
-
-  // Of `rows`. Scores without terms are ready to the end of the step: the reference is raised for all of them at once.
-  __device__ __forceinline__ void raise_references(int chunk, unsigned rows) {
-    if constexpr (kSloped) add_terms(chunk);
-    const float its_scale = kTerms ? kLog2e : w.scale;
-    const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
-    w.rest = its_rest.packed();
-    if constexpr (kTerms && kHidesLate) look_for_low();
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece)
-      weights[chunk % 2].template weigh_some<Element>(rows, s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale,
-                                                      its_rest);
-    if constexpr (kSloped) shift_sloped();
+    rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
+    if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
   // Drops weights of 16 keys, once their sums are taken. Random numbers are those of a block of 64 keys, made when a step begins that is not of the
   // block of the last one; where other steps are whole blocks, nothing is kept from one to the next.
-  __device__ __forceinline__ void drop(int chunk) {
+  [[maybe_unused]] const auto drop = [&](int chunk, const auto& pairs) {
     static_assert(core::kDropoutBlock % kStepN == 0);
     constexpr bool kKeeps = Spec::kStepN < core::kDropoutBlock;
     const int block = pairs.key / core::kDropoutBlock;
@@ -272,43 +184,77 @@ struct ForwardStep {
         for (int n = 0; n < 2; ++n) weights[chunk % 2].p[i][2 * n + half] &= kept_halves(kept, half, 2 * chunk + n);
       }
     }
+  };
+
+  // Where these weights dominate a row its reference is raised, and they are computed again. Scores without terms are ready to the end of the step:
+  // the reference is raised for all of them at once. A NaN that a term hides goes first.
+  const auto settle = [&](int chunk) {
+    if constexpr (!kExact) {
+      if (!weights[chunk % 2].template are_minor<Element>(w.softmax, w.rest) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+        w.give_back();
+        if constexpr (kTerms && kHidesLate) {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            float term[2][4];
+            pairs.template read<kExact>(term, i, chunk);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+#pragma unroll
+              for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = or_lowest(s[i][2 * chunk + n][e], term[n][e]);
+            }
+          }
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece) weigh(chunk, piece);
+        }
+        const unsigned rows =
+            weights[chunk % 2].template dominated<Element>(w.softmax, [](float shift) { return kTerms && kHidesLate && !(shift < -kLowestLse); });
+        if (!ptx::vote_all(rows == 0)) {
+          if constexpr (kSloped) add_terms(chunk);
+          const float its_scale = kTerms ? kLog2e : w.scale;
+          const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
+          w.rest = its_rest.packed();
+          if constexpr (kTerms && kHidesLate) look_for_low();
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece)
+            weights[chunk % 2].template weigh_some<Element>(rows, s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale,
+                                                            its_rest);
+          if constexpr (kSloped) shift_sloped();
+        }
+      }
+    }
+    weights[chunk % 2].add_to(w.softmax);
+    if constexpr (kPairOf<Spec>.dropout) drop(chunk, pairs);
+  };
+
+  // o += p v, 16 keys at a time: the weights of the next 16 are computed between the matrix instructions of these.
+  if constexpr (!kTwoPasses) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) weigh(0, piece);
   }
-
-  // --- O += P V ---
-
-  __device__ __forceinline__ void add_values(unsigned v_address) {
-    for_each<0, kChunks>([&](auto chunk) {
-      constexpr int kChunk = decltype(chunk)::value;
-      constexpr bool kMore = kChunk + 1 < kChunks;
-      for_each<0, State::kDepthO>([&](auto d) {
-        constexpr int kD = decltype(d)::value;
-        unsigned v[4];
-        ptx::ldmatrix_x4_trans(v, Shape::TileV::template advance<2 * kD>(v_address) + kChunk * 16 * Shape::TileV::kRowBytes);
+  settle(0);
+  for_each<0, kChunks>([&](auto chunk) {
+    constexpr int kChunk = decltype(chunk)::value;
+    constexpr bool kMore = kChunk + 1 < kChunks;
+    for_each<0, State::kDepthO>([&](auto d) {
+      constexpr int kD = decltype(d)::value;
+      unsigned v[4];
+      ptx::ldmatrix_x4_trans(v, Shape::TileV::template advance<2 * kD>(v_address) + kChunk * 16 * Shape::TileV::kRowBytes);
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD], weights[kChunk % 2].p[i], v[0], v[1]);
-          tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD + 1], weights[kChunk % 2].p[i], v[2], v[3]);
-        }
-        if constexpr (kMore) {
+      for (int i = 0; i < kRowTiles; ++i) {
+        tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD], weights[kChunk % 2].p[i], v[0], v[1]);
+        tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD + 1], weights[kChunk % 2].p[i], v[2], v[3]);
+      }
+      if constexpr (kMore) {
 #pragma unroll
-          for (int piece = kD * kPieces / State::kDepthO; piece < (kD + 1) * kPieces / State::kDepthO; ++piece) weigh(kChunk + 1, piece);
-        }
-      });
-      if constexpr (kMore) settle(kChunk + 1);
+        for (int piece = kD * kPieces / State::kDepthO; piece < (kD + 1) * kPieces / State::kDepthO; ++piece) weigh(kChunk + 1, piece);
+      }
     });
+    if constexpr (kMore) settle(kChunk + 1);
+  });
+  if constexpr (kExact) {  // while no scores take registers
+    w.rest = rest.packed();
+    w.give_back();
   }
-};
-
-template <class Spec, int kStepN, bool kExact, bool kTerms>
-__device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address,
-                                             const VisibleKeys<Spec::kRowTiles, Spec::kWindow>& visible, const StepPairs<Spec>& pairs) {
-  using Step = ForwardStep<Spec, kStepN, kExact, kTerms>;
-  typename Step::Scores s;
-  float slope_log2 = 0, first_log2 = 0;
-  typename Step::Shifts sloped_shift;
-  Weights<Spec::kRowTiles> weights[2];
-  Rest<Spec::kRowTiles> rest{};
-  Step{w, pairs, s, slope_log2, first_log2, sloped_shift, weights, rest}.run(k_address, v_address, visible);
 }
 
 }  // namespace fattn::v2
