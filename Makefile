@@ -54,5 +54,5 @@ format: ## rewrite the C and C++ sources with clang-format
 setup: ## install what the tests and lint need (`make run` and `make test` set up what they need by themselves)
 	@tools/setup.sh build test lint
 
-clean: ## remove build/
-	rm -rf $(BUILD)
+clean: ## remove build/ and what wheels are built in
+	rm -rf $(BUILD) build-wheel*

@@ -23,16 +23,17 @@ done
 
 # The names by which CMake calls them in build/, so that ccache has the objects.
 export CC="${CC:-cc}" CXX="${CXX:-c++}"
-built=build/python wheels=build/wheel options=()
+built=build-wheel wheels=build/wheel options=()
 if [ "$arch" != "$here" ]; then
   [ "$arch" = aarch64 ] || usage "--arch is '$arch', for which there is no cross compiler on $here"
   [ "$pack" = OFF ] || usage "--pack needs a command line that runs here, and --arch $arch does not"
-  built=build/python-$arch wheels=build/wheel-$arch
+  built=build-wheel-$arch wheels=build/wheel-$arch
   unset CC CXX
   options=("-Ccmake.args=--toolchain=$PWD/tools/cmake/aarch64-linux-gnu.cmake")
 fi
 
-# Paths in the build folder do not count, so that ccache has the generated sources and precompiled headers of the stage `build` too.
+# Paths in the build folder do not count, so that ccache has the generated sources and precompiled headers of the stage `build` too. The folder lies
+# beside build/, because ccache has the project's own folder, which is searched for headers, as a path from it.
 export CCACHE_BASEDIR="$PWD/$built"
 
 # Kernels that `make test` has compiled are not compiled again.
