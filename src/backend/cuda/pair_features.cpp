@@ -27,8 +27,8 @@ int32_t pair_bits(const PairFeatures& pair) {
 }
 
 PairFeatures pair_features_of(int32_t bits) {
-  return {(bits & 1) != 0,   (bits & 2) != 0,   bits >> 2 & 3,      (bits & 16) != 0,   (bits & 32) != 0,   (bits & 64) != 0,  (bits & 128) != 0,
-          (bits & 256) != 0, (bits & 512) != 0, (bits & 1024) != 0, (bits & 2048) != 0, (bits & 4096) != 0};
+  return {(bits & 1) != 0,   (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0,   (bits & 32) != 0,   (bits & 64) != 0,
+          (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0, (bits & 1024) != 0, (bits & 2048) != 0, (bits & 4096) != 0};
 }
 
 std::string pair_line(int32_t bits) {
