@@ -3,6 +3,7 @@
 
 #include "device_abi/attention_params.h"
 #include "device_abi/mask.h"
+#include "kernels/constants.h"
 
 namespace fattn {
 
@@ -28,6 +29,18 @@ struct VisibleKeys {
   }
   __device__ __forceinline__ bool operator()(int i, int half, int n, int e) const {
     return 8 * n + e < end[i][half] && !is_before(i, half, 8 * n + e);
+  }
+  // Scores of what a row does not see.
+  template <int kTiles>
+  __device__ __forceinline__ void hide(float (&s)[kRowTiles][kTiles][4]) const {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][n][e] = (*this)(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
+      }
+    }
   }
 };
 

@@ -76,14 +76,7 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
     }
   });
 
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int n = 0; n < 2 * kChunks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
-    }
-  }
+  visible.hide(s);
   const Rest<kRowTiles> rest = w.softmax.template raise<true>(s, 0, 2 * kChunks, w.scale, w.o);
 
   // o += p v

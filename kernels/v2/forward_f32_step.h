@@ -116,14 +116,7 @@ __device__ __forceinline__ void ForwardF32<Spec>::step(unsigned k_offset, unsign
     scale = 1;
   }
   if constexpr (kExact) {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int n = 0; n < kStepTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
-      }
-    }
+    visible.hide(s);
     softmax.template raise<false>(s, 0, kStepTiles, scale, o);
   }
   Weights w;

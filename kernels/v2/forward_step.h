@@ -151,14 +151,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     for (int chunk = 0; chunk < kChunks; ++chunk) add_terms(chunk);
   }
   if constexpr (kExact) {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int n = 0; n < kStepTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
-      }
-    }
+    visible.hide(s);
     rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
     if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
