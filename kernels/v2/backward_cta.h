@@ -5,7 +5,7 @@
 #include "device_abi/attention_params.h"
 #include "device_abi/backward_layout.h"
 #include "kernels/pair.h"
-#include "kernels/ptx/mma.h"
+#include "kernels/tile/fragment.h"
 #include "kernels/v2/backward_place.h"
 #include "kernels/v2/backward_scores.h"
 #include "kernels/v2/fragment_store.h"
@@ -33,16 +33,7 @@ class Backward : BackwardScores<Spec> {
   // clang-format on
 
   // ---- compute: products ----
-  __device__ static void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    if constexpr (Spec::kLevel < 80) {
-      ptx::mma_m16n8k8_f16(d, a[0], a[1], b0);
-      ptx::mma_m16n8k8_f16(d, a[2], a[3], b1);
-    } else if constexpr (is_same<Element, bf16>) {
-      ptx::mma_m16n8k16_bf16(d, a, b0, b1);
-    } else {
-      ptx::mma_m16n8k16_f16(d, a, b0, b1);
-    }
-  }
+  __device__ static void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { tile::mma<Element, Spec::kLevel>(d, a, b0, b1); }
 
   template <int kRowTiles, int kColumnTiles>
   __device__ static void clear(float (&d)[kRowTiles][kColumnTiles][4]) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "device_abi/mask.h"
-#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pages.h"
 #include "kernels/pair.h"
@@ -41,16 +40,10 @@ __device__ __forceinline__ KeyBlocks forward_key_blocks(const Params& p, const P
   using Shape = ForwardShape<Spec>;
   KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
   if constexpr (kPairOf<Spec>.documents) {
-    const PairParams& pairs = pairs_of(p);
-    const IdRange range =
-        common_range<Shape::kThreads>(pairs.document_q + place.batch * pairs.document_q_stride + place.row,
-                                      min(Shape::kBlockM, p.seqlen_q - place.row), pairs.document_k + place.batch * pairs.document_k_stride,
-                                      seen.begin * Spec::kBlockN, min(seen.end * Spec::kBlockN, seqlen_k), reinterpret_cast<int*>(shared));
-    seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
-    seen.begin = range.begin / Spec::kBlockN;
-    if (range.begin == range.end) seen.begin = seen.end = 0;
-    document.id = reinterpret_cast<int*>(shared)[0];
-    document.is_one = document.id == reinterpret_cast<int*>(shared)[1];
+    int* const slots = reinterpret_cast<int*>(shared);
+    seen = blocks_of_documents<Shape::kThreads, Shape::kBlockM, Spec::kBlockN>(pairs_of(p), place, seen, seqlen_k, slots);
+    document.id = slots[0];
+    document.is_one = document.id == slots[1];
     __syncthreads();  // before the queries are where the range was
   }
   return seen;

@@ -3,6 +3,7 @@
 
 #include "device_abi/attention_params.h"
 #include "device_abi/mask.h"
+#include "kernels/documents.h"
 
 namespace fattn::v2 {
 
@@ -42,6 +43,19 @@ __device__ __forceinline__ KeyBlocks key_blocks(const core::Mask32& mask, int ro
   const int last_end = mask.visible_end(last);
   return {mask.visible_begin(row) / kBlockN, (mask.visible_begin(last) + kBlockN - 1) / kBlockN, first_end / kBlockN,
           (last_end + kBlockN - 1) / kBlockN};
+}
+
+// Those of `seen` whose documents a query of the tile is of. All kThreads threads of the CTA, before anything is in its shared memory: there it
+// leaves the least and the greatest id of the queries in the first two of four `slots`, which are free behind the caller's next barrier.
+template <int kThreads, int kBlockM, int kBlockN>
+__device__ __forceinline__ KeyBlocks blocks_of_documents(const PairParams& p, const Place& place, KeyBlocks seen, int seqlen_k, int* slots) {
+  const IdRange range =
+      common_range<kThreads>(p.document_q + place.batch * p.document_q_stride + place.row, min(kBlockM, p.seqlen_q - place.row),
+                             p.document_k + place.batch * p.document_k_stride, seen.begin * kBlockN, min(seen.end * kBlockN, seqlen_k), slots);
+  seen.end = (range.end + kBlockN - 1) / kBlockN;
+  seen.begin = range.begin / kBlockN;
+  if (range.begin == range.end) seen.begin = seen.end = 0;
+  return seen;
 }
 
 }  // namespace fattn::v2
