@@ -182,8 +182,7 @@ def test_interrupted_keeps_what_was_measured(tmp_path):
     assert json.loads(path.read_text()) and os.listdir(tmp_path) == ["a.json"]
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_interrupted_in_a_long_call(tmp_path, signals):
+def test_interrupted_in_a_long_call(tmp_path):
     """It is not waited for: one takes some ten seconds."""
     path = tmp_path / "a.json"
     process = subprocess.Popen([sys.executable, "-u", "-m", "fattn", "check", "--values", "--device", "cpu", "--algorithm", "v2", "--dtype", "fp32", "--seqlen", "16384",
@@ -191,13 +190,28 @@ def test_interrupted_in_a_long_call(tmp_path, signals):
     process.stdout.readline()
     time.sleep(4)
     begin = time.monotonic()
-    for _ in range(signals):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
-    assert os.listdir(tmp_path) == (["a.json"] if signals == 1 else [])  # the second ends it at once
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("signals, finished", [(1, True), (2, False)])
+def test_signals_in_a_call_that_does_not_end(signals, finished):
+    """The first is waited for a second, then what was measured is written; the second ends the program at once, without."""
+    code = ("import hashlib\nfrom fattn._check import terminal\n"
+            "def call():\n    print('begun', flush=True)\n    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**26)\n"  # sees no signal
+            "raise SystemExit(terminal.until_interrupted(call, lambda: print('finished', flush=True) or 0))")
+    process = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    assert process.stdout.readline() == "begun\n"
+    begin = time.monotonic()
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert ("finished" in process.communicate(timeout=60)[0]) == finished
+    assert process.returncode == 130 and time.monotonic() - begin < (5 if finished else 0.9)
 
 
 @pytest.mark.parametrize("option", ["none", "seqused_k", "packed", "decode"])
