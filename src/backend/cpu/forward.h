@@ -1,213 +1,22 @@
-// Forward pass of the CPU backend (FlashAttention-2, algorithm 1: Q blocks outside, K/V blocks inside), and its parts that
-// the backward pass shares. A task holds up to a few tiles of kTile query rows, so that a K/V block is read (and widened)
-// once for all of them.
+// Forward pass of the CPU backend (FlashAttention-2, algorithm 1: Q blocks outside, K/V blocks inside). A task holds up to a few tiles of
+// kTile query rows, so that a K/V block is read (and widened) once for all of them.
+//
+//   begin_tile of each: Q packed, O = 0, m = -inf, l = 0
+//   for each block of keys that some row sees          run()
+//     load_block           K and V as products take them; the next block is fetched meanwhile
+//     for each tile, for each panel of its rows        attend_tile(), attend(), forward_panel.h
+//       score_panel        S^T = K Q^T, m' = max(m, S)
+//       weigh_panel        P = exp(S - m'), l = l exp(m - m') + sum(P), O^T = O^T exp(m - m') + V^T P^T
+//   finish_tile of each: o = O / l, lse = m + log l
+//
+// Scores are products q k, or whole; `factor` makes them exponents of 2 (score.h). The maximum is subtracted first: the
+// difference is exact where it is small, which is where the weight is large, and the largest weight is exactly 1.
 #pragma once
 
-#include "backend/cpu/dropout_words.h"
-#include "backend/cpu/forward_scratch.h"
-#include "backend/cpu/nonfinite.h"
+#include "backend/cpu/forward_panel.h"
 #include "backend/cpu/pages.h"
 
 namespace fattn::core::FATTN_ISA {
-
-// Scores are products q k, or whole; `factor` makes them exponents of 2 (score.h). The maximum is subtracted first: the
-// difference is exact where it is small, which is where the weight is large, and the largest weight is exactly 1.
-
-// S^T -> P^T for fp32 products, in place. Returns the sums of the block in block_sum.
-template <int kVecs>
-FATTN_INLINE void exponentials(OpsF32, float* scores, float* weights, int64_t n, float factor, const F32* largest, F32* block_sum) {
-  constexpr int64_t kStride = kVecs * kLanes;
-  const F32 f = set1(factor);
-  F32 total[kVecs];
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) total[w] = zero();
-  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    const F32 p = exp2(mul(sub(load(scores + key * kStride + w * kLanes), largest[w]), f));
-    total[w] = add(total[w], p);
-    store(weights + key * kStride + w * kLanes, p);
-  }
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) block_sum[w] = total[w];
-}
-
-#ifdef FATTN_DOT
-// The same for bf16 products: weights in pairs of keys. An odd last key is paired with 0.
-template <int kVecs>
-FATTN_INLINE void exponentials(OpsDot, float* scores, uint32_t* weights, int64_t n, float factor, const F32* largest, F32* block_sum) {
-  constexpr int64_t kStride = kVecs * kLanes;
-  const F32 f = set1(factor);
-  F32 total[kVecs];
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) total[w] = zero();
-  for (int64_t key = 0; key < n; key += 2) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    const float* at = scores + key * kStride + w * kLanes;
-    const F32 p0 = exp2_of_sum(mul(sub(load(at), largest[w]), f));
-    const F32 p1 = key + 1 < n ? exp2_of_sum(mul(sub(load(at + kStride), largest[w]), f)) : zero();
-    total[w] = add(total[w], add(p0, p1));
-    store_pairs(weights + key / 2 * kStride + w * kLanes, make_pairs(p0, p1));
-  }
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) block_sum[w] = total[w];
-}
-#endif
-
-// largest[w] = max(largest[w], scores of the keys [begin, end)).
-template <int kVecs>
-FATTN_INLINE void take_largest(const float* scores, int64_t begin, int64_t end, F32* largest) {
-  for (int64_t key = begin; key < end; ++key) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) largest[w] = max(largest[w], load(scores + (key * kVecs + w) * kLanes));
-}
-
-// Hides from every lane the keys outside of [first_seen + lane, first_hidden + lane); largest[w] = max(largest[w], the rest).
-template <int kVecs>
-FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t first_seen, int64_t first_hidden, F32* largest) {
-  constexpr int64_t kStride = kVecs * kLanes;
-  const F32 hidden = set1(minus_infinity());
-  // So far off that no lane of these keys is beyond them, edges may be too far off for an int.
-  const bool at_begin = begin<first_seen + kStride - 1, at_end = end> first_hidden;
-  for (int64_t key = begin; key < end; ++key)
-    for (int w = 0; w < kVecs; ++w) {
-      float* at = scores + key * kStride + w * kLanes;
-      F32 s = load(at);
-      if (at_end) s = keep_from(s, static_cast<int>(key - first_hidden + 1 - w * kLanes), hidden);
-      if (at_begin) s = keep_below(s, static_cast<int>(key - first_seen + 1 - w * kLanes), hidden);
-      largest[w] = max(largest[w], s);
-      store(at, s);
-    }
-}
-
-// Adds to O^T of a panel what Inf and NaN in V, given as `codes`, are to the pairs that rows see.
-template <class T, class Ops, int kVecs>
-__attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScratch<T, Ops>& scratch, const Codes& codes, const TilePlace& at,
-                                             int64_t first_seen, int64_t first_hidden, Seen mask_shows, float* o) {
-  constexpr int64_t kStride = kVecs * kLanes;
-  const ScoreInputs& in = task.inputs;
-  F32 unused[kVecs], one[kVecs];
-  for (int w = 0; w < kVecs; ++w) unused[w] = one[w] = set1(1.0f);
-  for (int64_t i = 0; i < at.keys * kStride; i += kLanes) store(scratch.hidden + i, zero());
-  if (in.bias) add_terms<kVecs, T>(in, 0, at, 1.0f, scratch.hidden, unused);
-  if (mask_shows == Seen::kSome) {
-    if (in.dropout_below > 0) make_mask_words<kVecs>(in, 0, at, scratch.words);  // dropout has the words
-    hide_masked<kVecs>(scratch.words, at.keys, scratch.hidden, unused);
-  }
-  if (in.document_q) hide_documents<kVecs>(in, at, scratch.hidden, unused);
-  if (first_seen + kStride - 1 > 0 || first_hidden < at.keys) hide_scores<kVecs>(scratch.hidden, 0, at.keys, first_seen, first_hidden, unused);
-  kinds_of<kStride>(Ops{}, scratch.hidden, scratch.weights, at.keys, scratch.kinds);
-  const KeyRange some = codes_that_count<Ops, kStride>(scratch.kinds, codes.marks, elements<Ops>(at.keys));
-  if (some.begin == some.end) return;
-  for (int64_t i = 0; i < task.headdim_v * kPanel; i += kLanes) store(scratch.sums + i, zero());
-  product_by_column<Ops, kVecs>(codes.template from<Ops>(some.begin * Ops::kPair).rows, task.headdim_v, scratch.kinds + some.begin * kStride, kStride,
-                                some.end - some.begin, scratch.sums, one);
-  for (int64_t i = 0; i < task.headdim_v * kPanel; i += kPanel)
-    for (int64_t l = 0; l < kStride; l += kLanes) add_decoded(scratch.sums + i + l, o + i + l);
-}
-
-// A block of keys for one panel of kVecs vectors of query rows, the first of which is lane 0 here; `at` says which. Lane i sees
-// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `codes`: of V's Inf and NaN, which v lacks then, where
-// some row of the tile does not see one.
-template <class T, class Ops, int kVecs>
-__attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, Codes codes, TilePlace at, int64_t first_seen, int64_t first_hidden, bool mixed) {
-  constexpr int64_t kStride = kVecs * kLanes;
-  const int lane0 = first_vec * kLanes;
-  const ScoreInputs& inputs = task.inputs;
-  const int64_t unit = inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;
-  if (first_seen >= unit) {  // no lane sees the first keys
-    const int64_t skip = first_seen / unit * unit;
-    k.data += skip * k.stride;
-    v.data += skip / Ops::kPair * v.stride;
-    if (codes.any()) codes = codes.template from<Ops>(skip);
-    at.key += skip;
-    at.keys -= skip;
-    first_seen -= skip;
-    first_hidden -= skip;
-  }
-  const int64_t last = first_hidden + kStride - 1;  // keys that the panel's last row sees
-  const int64_t n = at.keys < last ? at.keys : last;
-  if (n <= 0) return;
-  // Keys [seen, whole) are seen by every row; `whole` at the diagonal is a multiple of the micro-kernel's 6 rows.
-  const int64_t whole = first_hidden < 0 ? 0 : first_hidden < n ? first_hidden / 6 * 6 : n;
-  const int64_t edge = first_seen + kStride - 1;
-  const int64_t seen = edge < 0 ? 0 : edge < whole ? edge : whole;
-
-  F32 top[kVecs], old[kVecs], unused[kVecs];
-  for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
-  F32* const seen_top = mixed ? unused : top;  // what documents leave is known in the end
-  const int64_t steps = elements<Ops>(task.headdim);
-  at.keys = n;
-  const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
-    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane_offset(steps, lane0), steps,
-                               scratch.scores + begin * kStride, kStride, largest);
-  };
-  const bool capped = task.softcap > 0, added = adds(inputs), fetches = has_pairs(inputs);
-  Seen visible = Seen::kAll;  // of pairs, by a mask
-  if (!capped && !added && !inputs.mask) {
-    products_of(seen, whole, seen_top);
-    if (seen > 0) products_of(0, seen, unused);
-    if (whole < n) products_of(whole, n, unused);
-  } else {
-    // Each pass leaves the maximum of all keys; that of the last one counts.
-    const double magnitude = Scale(task.scale).magnitude;
-    F32 reached[kVecs];
-    const auto restart = [&] {
-      for (int w = 0; w < kVecs; ++w) reached[w] = old[w];
-    };
-    const bool one_row = inputs.mask && inputs.mask_stride == 0;
-    visible = one_row ? make_mask_words<kVecs>(inputs, 0, at, scratch.words) : Seen::kAll;
-    if (visible == Seen::kNone) return;
-    restart();
-    const int64_t parts = fetches ? (n + kFetchKeys - 1) / kFetchKeys : 1;
-    for (int64_t part = 0; part < parts; ++part) {
-      if (fetches) prefetch_terms<T>(inputs, 0, at, part, parts);
-      products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, reached);
-    }
-    if (inputs.mask && !one_row) visible = make_mask_words<kVecs>(inputs, 0, at, scratch.words);
-    if (visible == Seen::kNone) return;
-    if (capped) {
-      restart();
-      cap_scores<kVecs>(CappedScore(magnitude, task.softcap, task.own_blocks), scratch.scores, n, reached);
-    }
-    if (added) {
-      restart();
-      add_terms<kVecs, T>(inputs, 0, at, capped ? 1.0f : static_cast<float>(magnitude), scratch.scores, reached);
-    }
-    if (visible == Seen::kSome) {
-      restart();
-      hide_masked<kVecs>(scratch.words, n, scratch.scores, reached);
-    }
-    if (seen > 0 || whole < n) {
-      take_largest<kVecs>(scratch.scores, seen, whole, seen_top);
-    } else {
-      for (int w = 0; w < kVecs; ++w) seen_top[w] = reached[w];
-    }
-  }
-  if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, seen_top);
-  if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, seen_top);
-  if (mixed) hide_documents<kVecs>(inputs, at, scratch.scores, top);
-
-  // A row that has seen nothing yet has the maximum -inf; subtracting 0 instead keeps -inf - -inf = NaN away.
-  const float factor = Exponent(task).factor;
-  F32 safe[kVecs], alpha[kVecs], block_sum[kVecs];
-  for (int w = 0; w < kVecs; ++w) {
-    store(tile.largest + lane0 + w * kLanes, top[w]);
-    safe[w] = where_equal(top[w], set1(minus_infinity()), zero(), top[w]);
-    alpha[w] = exp2(mul(sub(old[w], safe[w]), set1(factor)));
-  }
-  exponentials<kVecs>(Ops{}, scratch.scores, scratch.weights, n, factor, safe, block_sum);
-  for (int w = 0; w < kVecs; ++w) {
-    float* sum = tile.sum + lane0 + w * kLanes;
-    store(sum, fma(load(sum), alpha[w], block_sum[w]));
-  }
-  if (inputs.dropout_below > 0) {  // of the weights, not of their sum
-    make_dropout_words<kVecs>(inputs, 0, at, scratch.words);
-    drop_weights<kVecs>(Ops{}, at.key, scratch.words, n, scratch.weights);
-  }
-  float* const o = tile.o + lane_offset(task.headdim_v, lane0);
-  product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), o, alpha);
-  if (codes.any()) add_nonfinite<T, Ops, kVecs>(task, scratch, codes, at, first_seen, first_hidden, visible, o);
-}
 
 // o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf. A sink joins the sum.
 template <class T, class Ops>
@@ -234,160 +43,197 @@ void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t 
 }
 
 template <class T, class Ops>
-void forward_task(const ForwardTask& task) {
-  ForwardScratch<T, Ops> scratch;
-  const int64_t rows = task.row_end - task.row_begin;
-  scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs),
-                  task.pages.table != nullptr);
-  const int64_t tiles = (rows + kTile - 1) / kTile;
+class ForwardWalk {
+ public:
+  explicit ForwardWalk(const ForwardTask& task)
+      : t_(task),
+        in_(task.inputs),
+        tiles_((task.row_end - task.row_begin + kTile - 1) / kTile),
+        all_k_(KeyRows<T>::keys(task)),
+        all_v_(KeyRows<T>::values(task)),
+        fetched_((task.block_k + kPanelsOfTile * tiles_ - 1) / (kPanelsOfTile * tiles_)) {
+    scratch_.lay_out(static_cast<char*>(task.scratch), task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v, !is_plain(in_),
+                     task.pages.table != nullptr);
+  }
 
-  const Scale scale(task.scale);
-  const T* q = static_cast<const T*>(task.q);
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t row0 = task.row_begin + t * kTile;
-    const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
-    ForwardTile<Ops>& tile = scratch.tiles[t];
-    pack_lanes(Ops{}, q + row0 * task.q_stride, task.q_stride, here, task.headdim, scale.sign, tile.q);
-    for (int64_t i = 0; i < static_cast<int64_t>(task.headdim_v) * kTile; i += kLanes) store(tile.o + i, zero());
+  void run() {
+    for (int64_t t = 0; t < tiles_; ++t) begin_tile(t);
+    const KeyRange some = keys_of_rows();
+    const int64_t unit = in_.dropout_below > 0 ? kDropoutBlock : 1, begin_unit = t_.own_blocks ? t_.block_k * unit : unit;
+    for (int64_t key0 = some.begin / begin_unit * begin_unit; key0 < some.end; key0 += t_.block_k) {
+      if (!load_block(key0, some.end)) continue;
+      for (int64_t t = 0; t < tiles_; ++t) attend_tile(t);
+    }
+    for (int64_t t = 0; t < tiles_; ++t) finish_tile<T, Ops>(t_, scratch_.tiles[t], first_row(t), rows_of(t));
+  }
+
+ private:
+  static constexpr int64_t kMaxTiles = ForwardScratch<T, Ops>::kMaxTiles;
+
+  bool documents() const { return in_.document_q != nullptr; }
+  int64_t first_row(int64_t t) const { return t_.row_begin + t * kTile; }
+  int64_t rows_of(int64_t t) const { return t_.row_end - first_row(t) < kTile ? t_.row_end - first_row(t) : kTile; }
+
+  void begin_tile(int64_t t) {
+    const int64_t row0 = first_row(t), rows = rows_of(t);
+    ForwardTile<Ops>& tile = scratch_.tiles[t];
+    pack_lanes(Ops{}, static_cast<const T*>(t_.q) + row0 * t_.q_stride, t_.q_stride, rows, t_.headdim, Scale(t_.scale).sign, tile.q);
+    for (int64_t i = 0; i < static_cast<int64_t>(t_.headdim_v) * kTile; i += kLanes) store(tile.o + i, zero());
     for (int i = 0; i < kTile; ++i) {
       tile.largest[i] = minus_infinity();
       tile.sum[i] = 0.0f;
     }
+    if (documents()) tile_ids_[t] = ids_of(in_.document_q, row0, row0 + rows);
   }
 
-  const int64_t seen = task.row_end - 1 + task.diagonal;  // keys that the last row sees
-  int64_t keys = seen < task.seqlen_k ? seen : task.seqlen_k;
-  const int64_t unseen = task.row_begin + task.left_diagonal;  // keys that not even the first row sees
-  int64_t first_key = unseen > 0 ? unseen : 0;
-  const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
-  IdRange ids{}, tile_ids[ForwardScratch<T, Ops>::kMaxTiles];
-  if (row_ids) {
-    ids = ids_of(row_ids, task.row_begin, task.row_end);
-    const KeyRange some = keys_of(ids, key_ids, first_key, keys);
-    first_key = some.begin;
-    keys = some.end;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row0 = task.row_begin + t * kTile;
-      tile_ids[t] = ids_of(row_ids, row0, task.row_end - row0 < kTile ? task.row_end : row0 + kTile);
+  // The keys that some row of the task sees.
+  KeyRange keys_of_rows() {
+    const int64_t seen = t_.row_end - 1 + t_.diagonal, unseen = t_.row_begin + t_.left_diagonal;  // by the last row; not even by the first
+    const KeyRange some{unseen > 0 ? unseen : 0, seen < t_.seqlen_k ? seen : t_.seqlen_k};
+    if (!documents()) return some;
+    ids_ = ids_of(in_.document_q, t_.row_begin, t_.row_end);
+    return keys_of(ids_, in_.document_k, some.begin, some.end);
+  }
+
+  // The block of keys from key0 on, of those before `end`, as products take it, and which comes next. False: of no document of the rows.
+  bool load_block(int64_t key0, int64_t end) {
+    Block& b = block_;
+    b.key0 = key0;
+    b.keys = end - key0 < t_.block_k ? end - key0 : t_.block_k;
+    if (documents()) b.ids = ids_of(in_.document_k, key0, key0 + b.keys);
+    if (documents() && !may_meet(ids_, b.ids)) return false;
+    const Rows<T> k = all_k_.side_by_side(key0, b.keys, t_.headdim, scratch_.paged_k);
+    b.values = all_v_.side_by_side(key0, b.keys, t_.headdim_v, scratch_.paged_v);
+    b.k = Operand<T, Ops>::row_scalars(k.data, k.stride, b.keys, t_.headdim, scratch_.k, kInPlace);
+    b.v = Operand<T, Ops>::column_scalars(b.values.data, b.values.stride, b.keys, t_.headdim_v, scratch_.v, kInPlace);
+    b.finite = Scalars{};
+    b.codes = Codes{};
+    next_k_ = next_v_ = NextKeys<T>{};
+    const int64_t left = end - key0 - b.keys;
+    if (kFetchesAhead && left > 0) {
+      const int64_t next = left < t_.block_k ? left : t_.block_k;
+      next_k_ = NextKeys<T>(all_k_, key0 + b.keys, next, t_.headdim);
+      next_v_ = NextKeys<T>(all_v_, key0 + b.keys, next, t_.headdim_v);
+    }
+    b.all_poisoned = hides(in_) && values_nonfinite(0, b.keys);
+    return true;
+  }
+
+  // Tile t with the block. Of rows of several documents those of one are together: they need the keys of their own only.
+  void attend_tile(int64_t t) {
+    const int64_t row0 = first_row(t), rows = rows_of(t);
+    const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);
+    const auto ids_of_vec = [&](int w) {
+      const int64_t end = static_cast<int64_t>(w + 1) * kLanes;
+      return ids_of(in_.document_q, row0 + static_cast<int64_t>(w) * kLanes, row0 + (end < rows ? end : rows));
+    };
+    int mixed_vecs = 0;
+    if (documents() && !is_one(tile_ids_[t]))
+      for (int w = 0; w < vecs; ++w) mixed_vecs += !is_one(ids_of_vec(w));
+    if (!documents() || is_one(tile_ids_[t]) || 2 * mixed_vecs > vecs) return attend(t, 0, vecs, documents() ? tile_ids_[t] : IdRange{});
+    for (int w = 0, end; w < vecs; w = end) {
+      const IdRange of_rows = ids_of_vec(w);
+      end = w + 1;
+      while (end < vecs && are_one(of_rows, ids_of_vec(end))) ++end;
+      attend(t, w, end, of_rows);
     }
   }
-  const KeyRows<T> all_k = KeyRows<T>::keys(task), all_v = KeyRows<T>::values(task);
-  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1, part_unit = unit > 1 ? unit : Ops::kPair;
-  const int64_t begin_unit = task.own_blocks ? task.block_k * unit : unit;
-  for (int64_t key0 = first_key / begin_unit * begin_unit; key0 < keys; key0 += task.block_k) {
-    const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
-    const IdRange block_ids = row_ids ? ids_of(key_ids, key0, key0 + block) : IdRange{};
-    if (row_ids && !may_meet(ids, block_ids)) continue;
-    const Rows<T> k_of_block = all_k.side_by_side(key0, block, task.headdim, scratch.paged_k),
-                  v_of_block = all_v.side_by_side(key0, block, task.headdim_v, scratch.paged_v);
-    const T *const k_rows = k_of_block.data, *const v_rows = v_of_block.data;
-    const int64_t k_stride = k_of_block.stride, v_stride = v_of_block.stride;
-    const Scalars k = Operand<T, Ops>::row_scalars(k_rows, k_stride, block, task.headdim, scratch.k, kInPlace);
-    const Scalars v = Operand<T, Ops>::column_scalars(v_rows, v_stride, block, task.headdim_v, scratch.v, kInPlace);
-    NextKeys<T> next_k, next_v;
-    if (kFetchesAhead && key0 + block < keys) {
-      const int64_t next = keys - key0 - block < task.block_k ? keys - key0 - block : task.block_k;
-      next_k = NextKeys<T>(all_k, key0 + block, next, task.headdim);
-      next_v = NextKeys<T>(all_v, key0 + block, next, task.headdim_v);
+
+  // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
+  // documents.
+  void attend(int64_t t, int first_vec, int end_vec, IdRange of_rows) {
+    const Block& b = block_;
+    KeyRange part{0, b.keys};
+    bool mixed = false;
+    if (documents() && !may_meet(of_rows, b.ids)) return;
+    if (documents() && !are_one(of_rows, b.ids)) {
+      const int64_t unit = in_.dropout_below > 0 ? kDropoutBlock : Ops::kPair;
+      part = keys_of(of_rows, in_.document_k + b.key0, 0, b.keys);
+      if (part.begin == part.end) return;
+      part.begin -= part.begin % unit;
+      mixed = !are_one(of_rows, ids_of(in_.document_k + b.key0, part.begin, part.end));
     }
-    const int64_t fetched = (task.block_k + kPanelsOfTile * tiles - 1) / (kPanelsOfTile * tiles);  // rows a panel
-    const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, v_stride, block, task.headdim_v);
-    Scalars finite{};  // these once they are wanted
+    const int64_t key = b.key0 + part.begin, keys = part.end - part.begin, row0 = first_row(t), rows = rows_of(t);
+    // For the tile's first row; what [seen_from, first_hidden) leaves of the part, some row does not see.
+    const int64_t first_hidden = row0 + t_.diagonal - key, first_seen = row0 + t_.left_diagonal - key, seen_from = first_seen + rows - 1;
+    const bool poisoned = hidden_nonfinite(part, mixed, first_hidden, seen_from) && !all_nan_already(t, first_vec, end_vec);
+    if (poisoned && !b.codes.any()) split_values();
+    const Scalars k{b.k.data + part.begin * b.k.stride, b.k.stride}, &v = poisoned ? b.finite : b.v;
+    const Scalars v_part{v.data + part.begin / Ops::kPair * v.stride, v.stride};
+    const Codes codes = poisoned ? b.codes.template from<Ops>(part.begin) : Codes{};
+    const auto panel = [&](int w, auto count) {
+      constexpr int kVecs = decltype(count)::value;
+      const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = rows - lane0, lanes = kVecs * kLanes;
+      if constexpr (kFetchesAhead) {
+        next_k_.fetch(fetched_);
+        next_v_.fetch(fetched_);
+      }
+      const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key, keys};
+      forward_panel<T, Ops, kVecs>(t_, scratch_.tiles[t], w, scratch_, k, v_part, codes, at, first_seen + lane0, first_hidden + lane0, mixed);
+    };
+    if (kPanelVecs < 4 || (first_hidden >= keys && seen_from <= 0)) return for_panels(first_vec, end_vec, panel);
+    // Half panels at an edge of the mask, which need fewer keys each.
+    int w = first_vec;
+    if (kPanel < kTile && w % 2 != 0) panel(w++, Count<1>{});
+    for (; w + 2 <= end_vec; w += 2) panel(w, Count<2>{});
+    if (w < end_vec) panel(w, Count<1>{});
+  }
+
+  // Is there an Inf or NaN in the values of the block's keys [begin, end)?
+  bool values_nonfinite(int64_t begin, int64_t end) const {
+    return begin < end && any_nonfinite(block_.values.data + begin * block_.values.stride, block_.values.stride, end - begin, t_.headdim_v);
+  }
+
+  // The same of those keys of a part that some row does not see.
+  bool hidden_nonfinite(KeyRange part, bool mixed, int64_t first_hidden, int64_t seen_from) const {
+    const Block& b = block_;
+    if (b.all_poisoned) return true;
+    // Keys in pairs: the last of another document may be one with the part's last, at a weight of 0.
+    const int64_t keys = part.end - part.begin, paired = elements<Ops>(keys) * Ops::kPair, rest = b.keys - part.begin;
+    if (values_nonfinite(part.end, part.begin + (paired < rest ? paired : rest))) return true;
+    const auto in_part = [&](int64_t from, int64_t to) {
+      return values_nonfinite(part.begin + (from < 0 ? 0 : from), part.begin + (to < keys ? to : keys));
+    };
+    return mixed ? in_part(0, keys) : in_part(first_hidden, keys) || in_part(0, seen_from);
+  }
+  bool all_nan_already(int64_t t, int first_vec, int end_vec) const {
+    const int64_t lane = static_cast<int64_t>(first_vec) * kLanes, end_lane = static_cast<int64_t>(end_vec) * kLanes, rows = rows_of(t);
+    return all_nan(scratch_.tiles[t].o, t_.headdim_v, lane, end_lane < rows ? end_lane : rows);
+  }
+
+  // The block's values in two parts (nonfinite.h).
+  void split_values() {
+    Block& b = block_;
+    split_nonfinite(b.values.data, b.values.stride, b.keys, t_.headdim_v, false, scratch_.finite_rows, scratch_.code_rows);
+    b.finite = Operand<T, Ops>::column_scalars(scratch_.finite_rows, t_.headdim_v, b.keys, t_.headdim_v, scratch_.finite);
+    mark_nonfinite<Ops>(b.values.data, b.values.stride, b.keys, t_.headdim_v, scratch_.marks);
+    b.codes = {Operand<T, Ops>::column_scalars(scratch_.code_rows, t_.headdim_v, b.keys, t_.headdim_v, scratch_.codes), scratch_.marks};
+  }
+
+  struct Block {
+    int64_t key0 = 0, keys = 0;
+    IdRange ids{};
+    Rows<T> values{};  // as they are
+    Scalars k{}, v{};
+    bool all_poisoned = false;  // pairs may be hidden anywhere, and values have an Inf or NaN
+    Scalars finite{};           // values in two parts, once they are wanted
     Codes codes{};
-    const auto split_values = [&] {
-      split_nonfinite(v_rows, v_stride, block, task.headdim_v, false, scratch.finite_rows, scratch.code_rows);
-      finite = Operand<T, Ops>::column_scalars(scratch.finite_rows, task.headdim_v, block, task.headdim_v, scratch.finite);
-      mark_nonfinite<Ops>(v_rows, v_stride, block, task.headdim_v, scratch.marks);
-      codes = {Operand<T, Ops>::column_scalars(scratch.code_rows, task.headdim_v, block, task.headdim_v, scratch.codes), scratch.marks};
-    };
-    // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
-    // documents.
-    const auto attend = [&](int64_t t, int first_vec, int end_vec, IdRange of_rows) {
-      KeyRange part{0, block};
-      bool mixed = false;
-      if (row_ids && !may_meet(of_rows, block_ids)) return;
-      if (row_ids && !are_one(of_rows, block_ids)) {
-        part = keys_of(of_rows, key_ids + key0, 0, block);
-        if (part.begin == part.end) return;
-        part.begin -= part.begin % part_unit;
-        mixed = !are_one(of_rows, ids_of(key_ids + key0, part.begin, part.end));
-      }
-      const int64_t key_begin = key0 + part.begin, keys_here = part.end - part.begin;
-      const T* values = v_rows + part.begin * v_stride;
-      const int64_t row0 = task.row_begin + t * kTile;
-      const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
-      // For the tile's first row; what [seen_from, first_hidden) leaves of the part, some row does not see.
-      const int64_t first_hidden = row0 + task.diagonal - key_begin, first_seen = row0 + task.left_diagonal - key_begin,
-                    seen_from = first_seen + here - 1;
-      const auto nonfinite = [&](int64_t from, int64_t to) {
-        from = from < 0 ? 0 : from;
-        to = to < keys_here ? to : keys_here;
-        return from < to && any_nonfinite(values + from * v_stride, v_stride, to - from, task.headdim_v);
-      };
-      // Keys in pairs: the last of another document may be one with the part's last, at a weight of 0.
-      const int64_t paired = elements<Ops>(keys_here) * Ops::kPair < block - part.begin ? elements<Ops>(keys_here) * Ops::kPair : block - part.begin;
-      const bool behind = paired > keys_here && any_nonfinite(values + keys_here * v_stride, v_stride, paired - keys_here, task.headdim_v);
-      bool poisoned = all_poisoned || behind || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
-      if (poisoned) {
-        const int64_t lane = static_cast<int64_t>(first_vec) * kLanes, end_lane = static_cast<int64_t>(end_vec) * kLanes;
-        poisoned = !all_nan(scratch.tiles[t].o, task.headdim_v, lane, end_lane < here ? end_lane : here);
-      }
-      if (poisoned && !codes.any()) split_values();
-      const auto part_of = [&](Scalars a) { return Scalars{a.data + part.begin / Ops::kPair * a.stride, a.stride}; };
-      const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part = part_of(poisoned ? finite : v);
-      const Codes codes_part = poisoned ? codes.template from<Ops>(part.begin) : Codes{};
-      const auto panel = [&](int w, auto count) {
-        constexpr int kVecs = decltype(count)::value;
-        const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
-        if constexpr (kFetchesAhead) {
-          next_k.fetch(fetched);
-          next_v.fetch(fetched);
-        }
-        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key_begin, keys_here};
-        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k_part, v_part, codes_part, at, first_seen + lane0, first_hidden + lane0,
-                                     mixed);
-      };
-      if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
-        // Half panels at an edge of the mask, which need fewer keys each.
-        int w = first_vec;
-        if (kPanel < kTile && w % 2 != 0) panel(w++, Count<1>{});
-        for (; w < end_vec; w += 2) {
-          if (w + 2 <= end_vec)
-            panel(w, Count<2>{});
-          else
-            panel(w, Count<1>{});
-        }
-      } else {
-        for_panels(first_vec, end_vec, panel);
-      }
-    };
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row0 = task.row_begin + t * kTile, here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
-      const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
-      const auto ids_of_vec = [&](int w) {
-        const int64_t end = static_cast<int64_t>(w + 1) * kLanes;
-        return ids_of(row_ids, row0 + static_cast<int64_t>(w) * kLanes, row0 + (end < here ? end : here));
-      };
-      int mixed_vecs = 0;
-      if (row_ids && !is_one(tile_ids[t]))
-        for (int w = 0; w < vecs; ++w) mixed_vecs += !is_one(ids_of_vec(w));
-      if (!row_ids || is_one(tile_ids[t]) || 2 * mixed_vecs > vecs) {
-        attend(t, 0, vecs, row_ids ? tile_ids[t] : IdRange{});
-        continue;
-      }
-      // Rows of one document together: they need the keys of their own only.
-      for (int w = 0, end; w < vecs; w = end) {
-        const IdRange of_rows = ids_of_vec(w);
-        end = w + 1;
-        while (end < vecs && are_one(of_rows, ids_of_vec(end))) ++end;
-        attend(t, w, end, of_rows);
-      }
-    }
-  }
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t row0 = task.row_begin + t * kTile;
-    finish_tile<T, Ops>(task, scratch.tiles[t], row0, task.row_end - row0 < kTile ? task.row_end - row0 : kTile);
-  }
+  };
+
+  const ForwardTask& t_;
+  const ScoreInputs& in_;
+  ForwardScratch<T, Ops> scratch_;
+  const int64_t tiles_;
+  const KeyRows<T> all_k_, all_v_;
+  const int64_t fetched_;  // rows a panel, of the next block
+  NextKeys<T> next_k_, next_v_;
+  IdRange ids_{}, tile_ids_[kMaxTiles];
+  Block block_;
+};
+
+template <class T, class Ops>
+void forward_task(const ForwardTask& task) {
+  ForwardWalk<T, Ops>(task).run();
 }
 
 template <class T, class Ops>

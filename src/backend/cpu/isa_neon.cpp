@@ -14,7 +14,8 @@
 //
 #include "backend/cpu/forward.h"
 //
-#include "backend/cpu/backward.h"
+#include "backend/cpu/backward_block.h"
+#include "backend/cpu/backward_rows.h"
 #include "backend/cpu/decode.h"
 #include "backend/cpu/table.h"
 

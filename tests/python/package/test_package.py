@@ -198,11 +198,14 @@ def test_pack_of_this_wheel(tmp_path):
 
 
 def test_import_takes_no_torch_and_no_time():
-    """In seconds of the processor, so that other programs do not count."""
-    code = "import sys, time; start = time.process_time(); import fattn; print(time.process_time() - start); assert 'torch' not in sys.modules"
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert min(float(python(code).stdout) for _ in range(5)) < 0.05
+    """In time of the processor, so that other programs do not count, beside a part of Python's own library, so that a slow processor does not either."""
+    def seconds(module: str) -> float:
+        code = f"import sys, time; start = time.process_time(); import {module}; print(time.process_time() - start); assert 'torch' not in sys.modules"
+        runs = [python(code) for _ in range(5)]
+        assert all(run.returncode == 0 for run in runs), runs[0].stderr
+        return min(float(run.stdout) for run in runs)
+
+    assert seconds("fattn") < 1.5 * seconds("asyncio")
 
 
 def test_without_torch():
