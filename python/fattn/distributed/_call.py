@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from . import _ring
+from ._compute import accumulator
 from ._heads import Heads
 from ._ring import Plan, Tensors
 
@@ -22,6 +23,10 @@ def _brought(call: Call, t: Tensors) -> Tensors:
     heads.begin()
     brought = t._replace(q=heads.to_heads(t.q), k=heads.to_heads(t.k, True), v=heads.to_heads(t.v, True),
                          slopes=None if t.slopes is None else t.slopes[:, heads.mine], sinks=None if t.sinks is None else t.sinks[heads.mine])
+    bias = t.bias
+    if bias is not None and 1 in bias.shape[1:3]:  # its gradient is summed over what ranks return, none of which should round it
+        bias = bias.to(accumulator(t.q.dtype))
+    brought = brought._replace(bias=heads.pairs_to_heads(bias, t.q.shape[1]), mask=heads.pairs_to_heads(t.mask, t.q.shape[1]))
     if t.document_q is not None:
         brought = brought._replace(document_q=heads.of_rows(t.document_q), document_k=heads.of_rows(t.document_k, True))
     heads.end()
@@ -40,24 +45,27 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.
     return brought, *here, o, lse
 
 
-def backward(call: Call, brought: Tensors, o, lse, dout, dlse, wants_dbias: bool, wants_dsinks: bool) -> tuple[torch.Tensor | None, ...]:
-    """dq, dk, dv, dbias and dsinks, from what `forward` says that it wants, and the gradients of this rank's rows."""
+def backward(call: Call, brought: Tensors, o, lse, dout, dlse, dbias_size: torch.Size | None, wants_dsinks: bool) -> tuple[torch.Tensor | None, ...]:
+    """dq, dk, dv, dbias and dsinks, from what `forward` says that it wants, and the gradients of this rank's rows. `dbias_size` is that of the bias which this
+    rank was given; None: its gradient is not wanted."""
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     heads = call.heads
     if heads is None:
-        return _ring.backward(call.plan, brought, o, lse, dout, dlse, wants_dbias, wants_dsinks)
+        return _ring.backward(call.plan, brought, o, lse, dout, dlse, dbias_size is not None, wants_dsinks)
     heads.begin()
     dout, dlse = heads.to_heads(dout), None if dlse is None else heads.lse_to_heads(dlse)
     heads.end()
-    dq, dk, dv, _, dsinks = _ring.backward(call.plan, brought, o, lse, dout, dlse, False, wants_dsinks)
+    dq, dk, dv, dbias, dsinks = _ring.backward(call.plan, brought, o, lse, dout, dlse, dbias_size is not None, wants_dsinks)
     heads.begin()
     dq, dk, dv = heads.to_rows(dq), heads.to_rows(dk, True), heads.to_rows(dv, True)
+    if dbias_size is not None:
+        dbias = heads.pairs_to_rows(dbias, dbias_size)
     heads.end()
     if dsinks is not None:
         of_all = dsinks.new_zeros(heads.each * heads.part.count)
         of_all[heads.mine] = dsinks
         dsinks = of_all
-    return dq, dk, dv, None, dsinks
+    return dq, dk, dv, dbias, dsinks
 
 
 def brought_again(call: Call, tensors: Tensors, o: torch.Tensor, lse: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
@@ -78,7 +86,8 @@ class Attention(torch.autograd.Function):
     def forward(ctx, call: Call, *tensors):
         brought, o_here, lse_here, o, lse = forward(call, Tensors(*tensors))
         ctx.save_for_backward(*brought, o_here, lse_here)
-        ctx.call = call
+        ctx.call, bias = call, tensors[Tensors._fields.index("bias")]
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -90,6 +99,7 @@ class Attention(torch.autograd.Function):
         if dout is None:
             rows = tensors.q.shape[1] if ctx.call.heads is None else dlse.shape[2]
             dout = o.new_zeros((o.shape[0], rows, dlse.shape[1], o.shape[3]))
-        wants = [ctx.needs_input_grad[1 + Tensors._fields.index(name)] for name in ("bias", "sinks")]
-        dq, dk, dv, dbias, dsinks = backward(ctx.call, tensors, o, lse, dout, dlse, *wants)
+        wants_dbias, wants_dsinks = (ctx.needs_input_grad[1 + Tensors._fields.index(name)] for name in ("bias", "sinks"))
+        dq, dk, dv, dbias, dsinks = backward(ctx.call, tensors, o, lse, dout, dlse, ctx.bias[0] if wants_dbias else None, wants_dsinks)
+        dbias = dbias.to(ctx.bias[1]) if wants_dbias else None
         return None, *tensors._replace(q=dq, k=dk, v=dv, slopes=None, bias=dbias, mask=None, document_q=None, document_k=None, sinks=dsinks)

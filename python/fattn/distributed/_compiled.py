@@ -66,7 +66,7 @@ def _backward(dout, dlse, o, lse, lengths, wants_dbias, wants_dsinks, *given):
     if ready.packed:
         dout, dlse, o, lse = (None if x is None else x.unsqueeze(0) for x in (dout, dlse, o, lse))
     brought = _call.brought_again(call, ready.tensors, o, lse)
-    dq, dk, dv, dbias, dsinks = _call.backward(call, *brought, dout, dlse, wants_dbias, wants_dsinks)
+    dq, dk, dv, dbias, dsinks = _call.backward(call, *brought, dout, dlse, ready.tensors.bias.shape if wants_dbias else None, wants_dsinks)
     others = [gradient.to(of.dtype).sum_to_size(of.shape).contiguous() if wants else lengths.new_empty(0)
               for gradient, of, wants in ((dbias, arguments["bias"], wants_dbias), (dsinks, arguments["sinks"], wants_dsinks))]
     return *_finished(ready.packed, dq, dk, dv), *others

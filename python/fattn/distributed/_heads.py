@@ -1,7 +1,7 @@
 """Ranks exchange heads for rows (Ulysses, Jacobs et al. 2023), so that each has some heads of the rows of all, and back."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -86,6 +86,18 @@ class Heads:
         return self.to_heads(x[:, :, None, None].expand(*x.shape, self.part.count, 1), of_keys)[:, :, 0, 0]
 
 
+    def pairs_to_heads(self, x: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+        """(batch or 1, nheads or 1, this rank's rows or 1, keys) to (batch or 1, heads of this rank or 1, rows of all, keys)."""
+        if x is None:
+            return None
+        spread = x.expand(-1, self.part.count if x.shape[1] == 1 else -1, rows, -1)
+        return self.to_heads(spread.transpose(1, 2)).transpose(1, 2)
+
+    def pairs_to_rows(self, x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        """A gradient on its way back: what heads, or rows, share is summed over them."""
+        return self.to_rows(x.transpose(1, 2)).transpose(1, 2).sum_to_size(size)
+
+
 def require_heads(method: str, degree: int, nheads: int, nheads_k: int) -> None:
     for name, heads in (("nheads", nheads), ("nheads_k", nheads_k)):
         if heads % degree:
@@ -97,9 +109,3 @@ def require_heads(method: str, degree: int, nheads: int, nheads_k: int) -> None:
 def choose_degree(nranks: int, nheads: int, nheads_k: int) -> int:
     """The most ranks that can exchange heads: the largest number that divides all three."""
     return max(d for d in range(1, nranks + 1) if nranks % d == 0 and nheads % d == 0 and nheads_k % d == 0)
-
-
-def require_ulysses(given: Any) -> None:
-    for name in ("bias", "mask"):
-        if getattr(given.tensors, name) is not None:
-            raise NotImplementedError(f"{name} is given with method={given.method!r}, which does not bring it to the rank that needs it; take method=\"ring\"")

@@ -13,7 +13,7 @@ from .._refused import require_dense, require_numbers
 from .._scores import of_pairs
 from ._call import Call
 from ._dropout import Dropout
-from ._heads import Heads, choose_degree, require_heads, require_ulysses
+from ._heads import Heads, choose_degree, require_heads
 from ._ranks import Part, Ranks, require_agreement
 from ._ring import Plan, Tensors
 from ._schedule import LAYOUTS, Problem, held, schedule_of
@@ -182,7 +182,6 @@ def _degree(ranks: Ranks, given: Given) -> int:
     if degree < 1 or ranks.count % degree:
         raise ValueError(f"ulysses_degree is {degree} and there are {ranks.count} ranks; allowed: a number that divides them, here "
                          f"{', '.join(str(d) for d in range(1, ranks.count + 1) if ranks.count % d == 0)}")
-    require_ulysses(given)
     require_heads(given.method, degree, nheads, nheads_k)
     return degree
 

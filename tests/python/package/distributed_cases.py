@@ -39,7 +39,7 @@ def random_case(seed: int, nranks: int) -> dict[str, Any]:
             case[name] = [0, *sorted(r.randint(0, length) for _ in range(3))]
         if case["seqlen_q"] == case["seqlen_k"]:
             case["cu_k"] = case["cu_q"]
-    if packed or degree is not None:
+    if packed:
         case["given"] = [x for x in case["given"] if x not in ("bias", "mask")]
     if method == "mixed":
         case["ulysses_degree"] = r.choice([degree, None])

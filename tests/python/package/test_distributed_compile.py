@@ -23,7 +23,7 @@ def cases(mesh) -> dict[str, tuple[str, dict, dict]]:
     return {
         "all options": ("aot_eager", {}, {"causal": True, "window": (6, 2), "softcap": 4.0, "sinks": torch.randn(4), "alibi_slopes": torch.rand(4),
                                           "bias": torch.randn(4, 1, 14), "dropout_p": 0.25, "dropout_state": torch.tensor([5, 6]), "group": distributed.group.WORLD}),
-        "heads": ("aot_eager", {}, {"method": "mixed", "ulysses_degree": 2, "sinks": torch.randn(4), "document_q": torch.arange(7, dtype=torch.int32).expand(2, 7) // 3,
+        "heads": ("aot_eager", {}, {"method": "mixed", "ulysses_degree": 2, "sinks": torch.randn(4), "bias": torch.randn(1, 7, 14), "document_q": torch.arange(7, dtype=torch.int32).expand(2, 7) // 3,
                                     "document_k": torch.arange(7, dtype=torch.int32).expand(2, 7) // 3, "group": mesh}),
         "packed": ("aot_eager" if WHOLE else "eager", {"packed": True}, {"causal": True, "cu_seqlens_q": packed}),
         "packed, numbers": ("eager", {"packed": True}, {"causal": True, "cu_seqlens_q": packed.tolist(), "check": False, "seqlen_q": 14}),

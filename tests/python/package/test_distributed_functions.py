@@ -152,7 +152,6 @@ def refusals(rank: int) -> None:
             ({"method": "mixed", "ulysses_degree": 4}, ValueError, "nheads_k is 2 and ulysses_degree is 4; method='mixed' gives each of them as many heads"),
             ({"method": "ulysses"}, ValueError, "nheads_k is 2 and 4 ranks exchange heads; .* A smaller ulysses_degree of method=\"mixed\""),
             ({"ulysses_degree": 2}, ValueError, "ulysses_degree is 2 and method 'ring'; it is for method=\"mixed\" alone"),
-            ({"method": "mixed", "mask": torch.ones(5, 20, dtype=torch.bool)}, NotImplementedError, "mask is given with method='mixed'"),
             ({"dropout_p": 0.5}, ValueError, "dropout_p is given and dropout_state is not"),
             ({"dropout_p": 1.0, "dropout_state": torch.tensor([1, 2])}, ValueError, "dropout_p is 1.0; allowed: 0 .none. to 1 - 2"),
             ({"dropout_p": 0.5, "dropout_state": torch.tensor([1, 2, 0, 64])}, ValueError, r"dropout_state is torch.int64 \(4,\); allowed: torch.int64 \(2\)"),
