@@ -73,6 +73,33 @@ TEST(RotarySmall, PairsAreComplexNumbers) {
   }
 }
 
+// Each packed sequence is as if it were alone, and rows of none are copied.
+TEST(RotarySmall, PackedSequencesAreAsIfAlone) {
+  const std::vector<int64_t> first{0, 3, 3, 4, 9}, offsets{5, 0, 11, 2};
+  Rotary r{RowTensor(DType::kF32, {11, 2, 6}),
+           RowTensor(DType::kF32, {11, 2, 6}),
+           RowTensor(DType::kF32, {20, 3}),
+           RowTensor(DType::kF32, {20, 3}),
+           list(DType::kI64, offsets),
+           list(DType::kI32, first, 1),
+           {}};
+  r.x.fill_normal(1, 1), r.cos.fill_normal(1, 2), r.sin.fill_normal(1, 3);
+  for (const Backend backend : {Backend::kCpu, Backend::kReference}) {
+    RowOptions way;
+    way.backend = backend;
+    r.run(way);
+    for (size_t n = 0; n + 1 < first.size(); ++n) {
+      const int64_t begin = first[n], rows = first[n + 1] - begin;
+      Rotary alone{RowTensor(DType::kF32, {1, rows, 2, 6}), RowTensor(DType::kF32, {1, rows, 2, 6}), r.cos, r.sin, {}, {}, {}};
+      alone.options.offset = offsets[n];
+      alone.x.fill([&](int64_t i) { return r.x.at(begin * 12 + i); });
+      alone.run(way);
+      for (int64_t i = 0; i < rows * 12; ++i) EXPECT_EQ(r.y.at(begin * 12 + i), alone.y.at(i)) << "sequence " << n << ", element " << i;
+    }
+    for (int64_t i = 9 * 12; i < 11 * 12; ++i) EXPECT_EQ(r.y.at(i), r.x.at(i));
+  }
+}
+
 // The gradient of x is `inverse` of that of y: (dy, R x) = (R^T dy, x).
 TEST(RotarySmall, TheInverseIsTheGradient) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
