@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+// NOLINTBEGIN(bugprone-reserved-identifier): they are the names of CUDA C++
 #define __device__
 #define __forceinline__ inline
 
@@ -24,6 +25,7 @@ inline EmulatedIndex blockIdx, threadIdx;
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace fattn::emulated {
 
@@ -78,6 +80,8 @@ void run(long long ctas, int threads, const Body& body) {
         }
       }
     }
+  warp = nullptr;
+  body_argument = nullptr;
 }
 
 }  // namespace fattn::emulated
