@@ -56,7 +56,7 @@ inline Merge random_merge(uint64_t seed) {
   constexpr int64_t kHeaddims[] = {1, 3, 8, 16, 33, 64, 96, 128, 257, 576};
   const int64_t batch = 1 + draw(3), seqlen = 1 + draw(40), heads = 1 + draw(5), headdim = kHeaddims[draw(10)];
   const auto layout = static_cast<Layout>(draw(3));
-  const int64_t nparts = draw(10) == 0 ? 13 : 1 + draw(5);
+  const int64_t nparts = draw(5) == 0 ? 13 : 1 + draw(5);
   const double far = draw(3) == 0 ? 1e4 : 3;
   const auto number = [&] { return rows(layout, kDtypes[draw(3)], batch, seqlen, heads, headdim, draw(2) * 7); };
   const auto lse = [&] { return lses(layout, DType::kF32, batch, seqlen, heads, draw(2) == 0); };

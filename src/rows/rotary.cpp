@@ -147,8 +147,8 @@ namespace cpu {
 void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
   const RowKernels& kernels = kernels_of(choose_isa(static_cast<Isa>(g.cpu_isa), detected_cpu()));
   const Places x = places_of_rows(g.x), y = places_of_rows(g.y);
-  const auto bytes = [](const fattn_tensor& t, int64_t element) {
-    return static_cast<char*>(t.data) + element * static_cast<int64_t>(size_of(static_cast<DType>(t.dtype)));
+  const auto bytes = [](const fattn_tensor& t, int64_t element) -> char* {  // of an empty tensor null, to which no offset is added
+    return t.data ? static_cast<char*>(t.data) + element * static_cast<int64_t>(size_of(static_cast<DType>(t.dtype))) : nullptr;
   };
   const int64_t row_bytes = 2 * sizes.heads * sizes.headdim * static_cast<int64_t>(size_of(static_cast<DType>(g.x.dtype)));
   by_rows(g, "rotary", sizes.batch * sizes.seqlen, row_bytes, 1, [&](int64_t begin, int64_t end) {
