@@ -7,6 +7,7 @@
 
 _Static_assert(sizeof(fattn_tensor) == 88, "fattn_tensor");
 _Static_assert(sizeof(fattn_executor) == 24, "fattn_executor");
+_Static_assert(sizeof(fattn_merge_part) == 4 * sizeof(fattn_tensor), "fattn_merge_part");
 
 static fattn_tensor tensor(float* data, int64_t seqlen, int64_t headdim) {
   fattn_tensor t;
@@ -24,6 +25,43 @@ static fattn_tensor tensor(float* data, int64_t seqlen, int64_t headdim) {
   t.strides[2] = headdim;
   t.strides[3] = 1;
   return t;
+}
+
+/* Parts with log-sum-exps of 0 and log(3) weigh 1/4 and 3/4. */
+static int merge_is_right(void) {
+  float o1[1] = {4.0f}, o2[1] = {8.0f}, lse1[1] = {0.0f}, lse2[1] = {1.0986123f};
+  fattn_merge_part parts[2];
+  fattn_merge_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION, .nparts = 2};
+  memset(parts, 0, sizeof parts);
+  parts[0].o = tensor(o1, 1, 1);
+  parts[1].o = tensor(o2, 1, 1);
+  parts[0].lse = tensor(lse1, 1, 1);
+  parts[1].lse = tensor(lse2, 1, 1);
+  parts[0].lse.ndim = parts[1].lse.ndim = 3;
+  p.parts = parts;
+  p.o = parts[0].o;
+  if (fattn_merge(&p) != FATTN_OK) {
+    printf("%s\n", fattn_last_error());
+    return 0;
+  }
+  if (!(fabsf(o1[0] - 7.0f) <= 1e-5f)) printf("merged o is %.9g, expected 7\n", (double)o1[0]);
+  return fabsf(o1[0] - 7.0f) <= 1e-5f;
+}
+
+/* (1, 0) turned by a right angle is (0, 1). */
+static int rotary_is_right(void) {
+  float x[2] = {1.0f, 0.0f}, cosine[1] = {0.0f}, sine[1] = {1.0f};
+  fattn_rotary_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};
+  p.x = p.y = tensor(x, 1, 2);
+  p.cos = tensor(cosine, 1, 1);
+  p.sin = tensor(sine, 1, 1);
+  p.cos.ndim = p.sin.ndim = 2;
+  if (fattn_rotary(&p) != FATTN_OK) {
+    printf("%s\n", fattn_last_error());
+    return 0;
+  }
+  if (!(x[0] == 0.0f && x[1] == 1.0f)) printf("turned to (%.9g, %.9g), expected (0, 1)\n", (double)x[0], (double)x[1]);
+  return x[0] == 0.0f && x[1] == 1.0f;
 }
 
 int main(void) {
@@ -46,6 +84,7 @@ int main(void) {
     printf("o is %.9g, expected 7; lse is %.9g, expected log(4)\n", (double)o[0], (double)lse[0]);
     return 1;
   }
+  if (!merge_is_right() || !rotary_is_right()) return 1;
   p.struct_size = 8;
   return fattn_execute(&p) == FATTN_ERROR_ABI ? 0 : 1;
 }

@@ -27,6 +27,7 @@
 #include "backend/cuda/v3_mask_words.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
+#include "rows/cuda.h"
 
 namespace {
 
@@ -305,6 +306,13 @@ void add_sinks(List& list, int arch, Which which) {
   list.add(cuda::sinks_gradient_request({.kind = cuda::KernelKind::kSinksGradientSum, .arch = arch, .dtype = static_cast<int32_t>(DType::kF32)}), 255,
            which);
 }
+// Merge and rotary embeddings: packs have all.
+void add_rows(List& list, int arch) {
+  for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary})
+    for (const int unit : {4, 1})
+      list.add(rows::cuda::rows_request({.kind = kind, .arch = arch, .unit = unit}), 64, unit == 4 ? Which::kCommon : Which::kPacked);
+}
+
 void add_v3_sinks(List& list) {
   for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {64, 128}, {128, 128}})
     for (const bool causal : {false, true}) {
@@ -846,6 +854,7 @@ int main() {
         }
   for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
   add_v3_sinks(list);
+  for (const Architecture& a : kArchitectures) add_rows(list, a.capability);
   for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 90));
   for (const int arch : {75, 80, 90, 120}) add_fp32_outputs(list, arch, quick(arch == 80));  // the others have their tiles
   add_v3_fp32_outputs(list);

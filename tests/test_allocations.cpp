@@ -100,5 +100,32 @@ TEST(AllocationsSmall, ExecutingMakesNone) {
         }
 }
 
+TEST(AllocationsSmall, MergeAndRotaryMakeNone) {
+  constexpr int64_t kBatch = 2, kSeqlen = 300, kHeads = 4, kHeaddim = 64, kSize = kBatch * kSeqlen * kHeads * kHeaddim;
+  const Aligned memory(12 * kSize * sizeof(float));
+  int64_t next = 0;
+  const auto tensor = [&](DType dtype) {
+    return Tensor(memory.data + kSize * static_cast<int64_t>(sizeof(float)) * next++, dtype, {kBatch, kSeqlen, kHeads, kHeaddim});
+  };
+  const auto lse = [&] { return Tensor(memory.data + kSize * static_cast<int64_t>(sizeof(float)) * next++, DType::kF32, {kBatch, kHeads, kSeqlen}); };
+  const MergePart parts[] = {{tensor(DType::kBF16), lse(), tensor(DType::kF32), lse()}, {tensor(DType::kF32), lse(), {}, lse()}};
+  const MergePart inputs[] = {{parts[0].o, parts[0].lse, {}, {}}, {parts[1].o, parts[1].lse, {}, {}}};
+  const Tensor o = tensor(DType::kF16), all = lse();
+  const Tensor angles(memory.data, DType::kF32, {kSeqlen, kHeaddim / 2});
+  for (const int threads : {1, 3}) {
+    RotaryOptions options;
+    options.num_threads = threads;
+    const auto call = [&] {
+      merge(inputs, 2, o, all, options);
+      merge_backward(parts, 2, o, {}, options);
+      rotary(parts[1].o, angles, angles, parts[0].dout, options);
+    };
+    call();
+    const int64_t before = allocations;
+    for (int i = 0; i < 3; ++i) call();
+    EXPECT_EQ(allocations - before, 0) << threads << " threads";
+  }
+}
+
 }  // namespace
 }  // namespace fattn

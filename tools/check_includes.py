@@ -10,11 +10,12 @@ from pathlib import Path
 SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp", "*.inc")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
-LAYERS = ["src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/ring", "src/api"]
+LAYERS = ["src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/rows", "src/attention", "src/ring",
+          "src/api"]
 # Run-time compilation and the layer of CPUs know no attention, and what describes and plans attention compiles nothing. Schedules of several processes know
 # neither tensors nor devices.
 NOT_SEEN = {"src/jit": ["src/cpu"], "src/problem": ["src/jit"], "src/plan": ["src/jit"],
-            "src/ring": ["src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention"]}
+            "src/ring": ["src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/rows", "src/attention"]}
 
 # Beside the attention: operations that see what both are made of.
 OPERATIONS = {"src/ops": ["include/fattn", "src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit"]}
@@ -30,7 +31,7 @@ ABOVE = {
     "cli": ["include/fattn", "testing", "measure", "files", "lab", "gpt2"],
     "examples": ["include/fattn", "gpt2"],
     "torch": ["include/fattn"],
-    "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli"],
+    "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli", "kernels"],
     "kernels": ["src/device_abi"],
 }
 
@@ -51,7 +52,7 @@ LIBRARIES = {
 # A translation unit that is built for more than the plainest processor, and all that it includes, may use these system
 # headers alone: anything with templates or inline functions could leave a copy in the program that an older processor
 # cannot run. The units of BASELINE are built without flags of their own.
-BASELINE = {f"src/{layer}/cpu/isa_{isa}.cpp" for layer in ("backend", "ops") for isa in ("scalar", "neon")}
+BASELINE = {f"src/{layer}/cpu/isa_{isa}.cpp" for layer in ("backend", "ops", "rows") for isa in ("scalar", "neon")}
 ISA_HEADERS = {"stddef.h", "stdint.h", "float.h", "math.h", "string.h", "immintrin.h", "arm_neon.h", "arm_sve.h"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -157,7 +158,7 @@ def check(root):
                 problems.append(f"{where}: <{included}> may be used in {', '.join(LIBRARIES[library]) or 'no part of this'} only")
     problems += [f"cycle: {chain}" for chain in cycles(graph)]
 
-    for unit in sorted(n for n in graph if re.fullmatch(r"src/(backend|ops)/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
+    for unit in sorted(n for n in graph if re.fullmatch(r"src/(backend|ops|rows)/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
         reached, todo = {unit}, [unit]
         while todo:
             name = todo.pop()

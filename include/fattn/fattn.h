@@ -336,6 +336,55 @@ typedef struct fattn_trace {
   void (*end)(void);
 } fattn_trace;
 
+/* A part of the keys in fattn_merge_problem: what attention over these keys alone gave, as fattn_problem's o and lse, of any strides. */
+typedef struct fattn_merge_part {
+  fattn_tensor o;    /* (batch, seqlen_q, nheads, headdim_v), of packed sequences (total_q, nheads, headdim_v): F32, F16 or BF16, each part its own */
+  fattn_tensor lse;  /* (batch, nheads, seqlen_q), packed (nheads, total_q), F32. -Inf: the row sees no key of the part, and its o counts nothing */
+  fattn_tensor dout; /* backward: optional output, the gradient of o, of its shape; F32, F16 or BF16 */
+  fattn_tensor dlse; /* backward: optional output, the gradient of lse, of its shape and dtype */
+} fattn_merge_part;
+
+/* Results over parts of the keys become that over all of them: lse = log(sum(exp(lse_i))), o = sum(exp(lse_i - lse) o_i), summed in fp32. A row that
+ * no part sees gets o = 0 and lse = -Inf. NaN in o_i counts where lse_i is a number; lse_i NaN or +Inf makes the row's o and lse NaN. Parts are in
+ * one memory or on one device. F64 on backend reference only, and then everything is F64. */
+typedef struct fattn_merge_problem {
+  uint32_t struct_size; /* sizeof(fattn_merge_problem) */
+  uint32_t abi_version; /* FATTN_ABI_VERSION */
+  int32_t backend;
+  int32_t cpu_isa;                /* as in fattn_problem */
+  int32_t num_threads;            /* likewise */
+  int32_t nparts;                 /* of `parts`, 1 to 65535; on backend cuda up to 24 */
+  const fattn_executor* executor; /* likewise */
+  void* stream;                   /* CUDA: the CUstream to work on, null: the default stream; CPU: null */
+  const fattn_merge_part* parts;
+  fattn_tensor o;    /* fattn_merge: output, of the parts' shape; F32, F16 or BF16, whatever theirs are */
+  fattn_tensor lse;  /* fattn_merge: optional output, of the parts' shape, F32 */
+  fattn_tensor dout; /* fattn_merge_backward: input, the gradient of o, of its shape; F32, F16 or BF16 */
+  fattn_tensor dlse; /* fattn_merge_backward: optional input, the gradient of lse, F32; absent: 0 */
+} fattn_merge_problem;
+
+/* Rotary position embedding (Su et al. 2021): the pairs of the first rotary_dim dimensions of each head turn by the angles of the row's position: (a,
+ * b) becomes (a cos - b sin, a sin + b cos), in fp32. The dimensions behind them stay as they are. */
+typedef struct fattn_rotary_problem {
+  uint32_t struct_size; /* sizeof(fattn_rotary_problem) */
+  uint32_t abi_version; /* FATTN_ABI_VERSION */
+  int32_t backend;
+  int32_t cpu_isa;                /* as in fattn_problem */
+  int32_t num_threads;            /* likewise */
+  int32_t interleaved;            /* 1: pairs are neighbours (0, 1), (2, 3), ... (GPT-J); 0: dimensions d and d + rotary_dim / 2 (GPT-NeoX, Llama) */
+  int32_t inverse;                /* 1: turns back, by -sin: the gradient of x from that of y */
+  int32_t reserved;               /* 0 */
+  const fattn_executor* executor; /* as in fattn_problem */
+  void* stream;                   /* as in fattn_merge_problem */
+  int64_t offset;                 /* the position of every sequence's first row, without `offsets`; with them 0 */
+  fattn_tensor x;        /* (batch, seqlen, nheads, headdim), of packed sequences (total, nheads, headdim): F32, F16, BF16, F64 (reference) */
+  fattn_tensor y;        /* output, of x's shape and dtype; may be x itself */
+  fattn_tensor cos, sin; /* (positions, rotary_dim / 2), F32 or x's dtype, scaled as the model wants them; rotary_dim is at most headdim */
+  fattn_tensor offsets;  /* (batch), I32 or I64: the position of each sequence's first row. May be absent */
+  /* (batch + 1), I32: the first rows of packed sequences, as in fattn_problem; rows behind the last one are copied. Absent: x is not packed */
+  fattn_tensor cu_seqlens;
+} fattn_rotary_problem;
+
 typedef struct fattn_plan fattn_plan;
 
 FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
@@ -374,6 +423,18 @@ FATTN_API void fattn_plan_destroy(fattn_plan* plan);
 /* One call: plan, allocate the workspace, execute with the pointers in the problem's tensors. On a GPU: on the default stream,
  * and back when it is done. */
 FATTN_API fattn_status fattn_execute(const fattn_problem* problem);
+
+/* These check everything, and compute; nothing is allocated (but by backend reference, and for an error's message), so a plan would save nothing. On
+ * a GPU they return at once, the work is done in the order of the stream, and a call may be captured into a graph once its kernel is loaded, which
+ * the first call does. An output may be an input that it has the memory, shape, strides and dtype of (o or lse those of a part); any other overlap is
+ * refused. */
+FATTN_API fattn_status fattn_merge(const fattn_merge_problem* problem);
+/* dout and dlse of the parts, from those of o and lse: with w = exp(lse_i - lse), dout_i = w dout, dlse_i = w (dlse + dout (o_i - o)). 0 where the
+ * row sees no key of the part. o and lse of the problem are not looked at. Outputs need memory of their own. */
+FATTN_API fattn_status fattn_merge_backward(const fattn_merge_problem* problem);
+/* Likewise. Positions without a row of cos are an error; in memory of a GPU (offsets, cu_seqlens) they make NaN of the row's first rotary_dim
+ * dimensions. */
+FATTN_API fattn_status fattn_rotary(const fattn_rotary_problem* problem);
 
 FATTN_API fattn_status fattn_query_cpu(fattn_cpu_info* info);
 /* index counts from 0; FATTN_ERROR_INVALID_ARGUMENT past the end. */

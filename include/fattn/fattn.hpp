@@ -8,6 +8,7 @@
 #include "fattn/options.hpp"
 #include "fattn/plan.hpp"
 #include "fattn/problem.hpp"
+#include "fattn/rows.hpp"
 #include "fattn/system.hpp"
 #include "fattn/tensors.hpp"
 #include "fattn/types.hpp"

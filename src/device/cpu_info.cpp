@@ -43,15 +43,6 @@ struct Detected {
 };
 constinit Detected detected;
 
-CpuInfo detected_info() {
-  if (const CpuInfo* info = detected.info.load(std::memory_order_acquire)) return *info;
-  auto mine = std::make_unique<const CpuInfo>(detect());
-  CpuInfo copy = *mine;
-  const CpuInfo* none = nullptr;
-  if (detected.info.compare_exchange_strong(none, mine.get())) static_cast<void>(mine.release());  // never destroyed
-  return copy;
-}
-
 // The quota takes several small files, some 50 us: more than a small problem. So it is read at most ten times a second.
 struct Quota {
   std::atomic<int64_t> valid_until_ms{-1};
@@ -80,7 +71,22 @@ int64_t meminfo_bytes(const std::string& table, std::string_view key) {
   return 0;
 }
 
+std::string available_isas(const CpuInfo& cpu) {
+  std::string names;
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
+    if (cpu.available(isa)) names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
+  return names;
+}
+
 }  // namespace
+
+const CpuInfo& detected_cpu() {
+  if (const CpuInfo* info = detected.info.load(std::memory_order_acquire)) return *info;
+  auto mine = std::make_unique<const CpuInfo>(detect());
+  const CpuInfo* none = nullptr;
+  if (detected.info.compare_exchange_strong(none, mine.get())) static_cast<void>(mine.release());  // never destroyed
+  return *detected.info.load(std::memory_order_acquire);
+}
 
 int usable_cpus(int by_affinity, double by_quota) {
   const int cpus = by_affinity > 0 ? by_affinity : online_cpus();
@@ -95,11 +101,32 @@ int num_threads_from(const std::string& value) {
   return static_cast<int>(*number);
 }
 
-CpuInfo cpu_info() {
-  CpuInfo info = detected_info();
+int usable_threads() {
   const std::string wanted = env_value(kEnvNumThreads);
-  info.usable_threads = wanted.empty() ? usable_cpus(CpuMask::current().count(), quota_cpus()) : num_threads_from(wanted);
+  return wanted.empty() ? usable_cpus(CpuMask::current().count(), quota_cpus()) : num_threads_from(wanted);
+}
+
+CpuInfo cpu_info() {
+  CpuInfo info = detected_cpu();
+  info.usable_threads = usable_threads();
   return info;
+}
+
+Isa choose_isa(Isa asked, const CpuInfo& cpu) {
+  Isa isa = asked;
+  const char* from = "cpu_isa";
+  if (isa == Isa::kAuto) {
+    const std::string name = env_value(kEnvCpuIsa);
+    if (!name.empty()) {
+      isa = isa_from_name(name);
+      from = kEnvCpuIsa.name;
+    }
+  }
+  if (isa == Isa::kAuto) return cpu.isa_default;
+  if (!cpu.available(isa))
+    throw Error(ErrorCode::kUnsupported,
+                text("instruction set ", name_of(isa), " (from ", from, ") cannot run on this processor; available: ", available_isas(cpu)));
+  return isa;
 }
 
 void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::string& root) {

@@ -23,6 +23,13 @@ struct CpuInfo {
 // was at most 100 ms ago. Throws Error if FATTN_NUM_THREADS has no valid value.
 CpuInfo cpu_info();
 
+// What cpu_info() says, without a copy: nothing is allocated once the processor was looked at. usable_threads of the former says nothing.
+const CpuInfo& detected_cpu();
+int usable_threads();
+
+// The caller's choice, else the environment's (FATTN_CPU_ISA), else the processor's best. Throws Error(kUnsupported) for one that cannot run here.
+Isa choose_isa(Isa asked, const CpuInfo& cpu);
+
 // Physical memory and what of it is free to use now, control group included; 0 if unknown. From /proc and /sys under
 // `root`, "" for the running system.
 void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::string& root = "");

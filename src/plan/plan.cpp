@@ -7,7 +7,6 @@
 
 #include "plan/architectures.h"
 #include "plan/features.h"
-#include "shared/env.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -17,30 +16,6 @@ namespace {
 
 void require_features(const Problem& p, Way way) {
   if (const std::string why = lacks(p, way); !why.empty()) unsupported(why);
-}
-
-std::string available_isas(const CpuInfo& cpu) {
-  std::string names;
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
-    if (cpu.available(isa)) names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
-  return names;
-}
-
-// The call's choice, else the environment's, else the processor's best.
-Isa choose_isa(const Problem& p, const CpuInfo& cpu) {
-  Isa isa = p.cpu_isa;
-  std::string from = "cpu_isa";
-  if (isa == Isa::kAuto) {
-    const std::string name = env_value(kEnvCpuIsa);
-    if (!name.empty()) {
-      isa = isa_from_name(name);
-      from = kEnvCpuIsa.name;
-    }
-  }
-  if (isa == Isa::kAuto) return cpu.isa_default;
-  if (!cpu.available(isa))
-    unsupported(text("instruction set ", name_of(isa), " (from ", from, ") cannot run on this processor; available: ", available_isas(cpu)));
-  return isa;
 }
 
 int choose_threads(const Problem& p, const CpuInfo& cpu) {
@@ -159,16 +134,6 @@ void plan_cpu(const Problem& p, Plan& plan) {
   }
 }
 
-Backend choose_backend(const Problem& p) {
-  if (p.device == Device::kCuda) {
-    if (p.backend == Backend::kAuto || p.backend == Backend::kCuda) return Backend::kCuda;
-    unsupported(text("backend ", name_of(p.backend), " computes in host memory, and the tensors are on CUDA device ", p.device_index,
-                     "; ask for backend cuda or auto, or copy them to the host"));
-  }
-  if (p.backend == Backend::kCuda) unsupported("backend cuda computes in device memory, and the tensors are on the CPU; copy them to a CUDA device");
-  return p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
-}
-
 // What no device like this computes, whatever the algorithm; which dtypes and sizes their kernels take, the backend's planners say.
 void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   const std::string device = text("CUDA device ", gpu.index, " (", gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ")");
@@ -201,6 +166,16 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
 
 }  // namespace
 
+Backend choose_backend(Backend asked, DType dtype, Device device, int device_index) {
+  if (device == Device::kCuda) {
+    if (asked == Backend::kAuto || asked == Backend::kCuda) return Backend::kCuda;
+    unsupported(text("backend ", name_of(asked), " computes in host memory, and the tensors are on CUDA device ", device_index,
+                     "; ask for backend cuda or auto, or copy them to the host"));
+  }
+  if (asked == Backend::kCuda) unsupported("backend cuda computes in device memory, and the tensors are on the CPU; copy them to a CUDA device");
+  return asked != Backend::kAuto ? asked : dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
+}
+
 Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu)(int index)) {
   Plan plan;
   plan.problem = p;
@@ -208,7 +183,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
 
   if (p.paged && p.backward)
     unsupported("the backward pass does not compute a paged cache (block_table); give k and v as they were written, without block_table");
-  plan.backend = choose_backend(p);
+  plan.backend = choose_backend(p.backend, p.dtype, p.device, p.device_index);
   if (plan.backend == Backend::kCuda) {
     plan_cuda(p, gpu(p.device_index), plan);
     return plan;
@@ -227,7 +202,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
   const bool standard = plan.algorithm == Algorithm::kStandard, v1 = plan.algorithm == Algorithm::kV1;
   require_features(p, standard ? Way::kCpuStandard : v1 ? Way::kCpuV1 : Way::kCpuV2);
-  plan.cpu.isa = choose_isa(p, cpu);
+  plan.cpu.isa = choose_isa(p.cpu_isa, cpu);
   plan.cpu.threads = choose_threads(p, cpu);
   if (standard) {
     plan.kernel = text("cpu standard ", p.backward ? "backward " : "forward ", name_of(p.dtype));

@@ -53,6 +53,9 @@ struct Plan {
   std::string kernel, why;
 };
 
+// Who computes tensors that lie there. Throws Error(kUnsupported) where the backend that was asked for does not.
+Backend choose_backend(Backend asked, DType dtype, Device device, int device_index);
+
 // Throws Error(kUnsupported) with the reason if nothing here can run the problem. Leaves workspace_bytes to the backend. `gpu` is
 // asked for a device's description if the problem is on one; it throws where there is none.
 Plan make_plan(const Problem& problem, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu)(int index));

@@ -17,8 +17,6 @@ namespace {
 
 using Shape = std::array<int64_t, 4>;
 
-constexpr int64_t kMaxHeaddim = 576;
-
 // One mask, one way to say it: a limit that hides nothing is none, and a window that ends at the query itself is causal.
 void set_mask(const fattn_problem& g, Problem& p) {
   p.causal = g.causal != 0;
@@ -219,9 +217,7 @@ void set_gradients(const fattn_problem& g, Problem& p) {
 }  // namespace
 
 Problem validate(const fattn_problem& g) {
-  if (g.abi_version != FATTN_ABI_VERSION)
-    throw Error(ErrorCode::kAbi, text("the problem is of ABI version ", g.abi_version, "; this library has version ", FATTN_ABI_VERSION,
-                                      ". Set abi_version to FATTN_ABI_VERSION and build against this library's fattn.h"));
+  check_abi_version(g.abi_version);
   check_options(g);
 
   Problem p;

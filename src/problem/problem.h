@@ -12,6 +12,8 @@
 
 namespace fattn::core {
 
+inline constexpr int64_t kMaxHeaddim = 576;
+
 // Elements between neighbours. For q, k, v, o and gradients `row` steps along the sequence; for lse too.
 struct Strides {
   int64_t batch = 0, row = 0, head = 0;

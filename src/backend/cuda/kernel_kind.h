@@ -35,7 +35,10 @@ enum class KernelKind : uint32_t {
   kStandardGradient = 21,
   kStandardFinish = 22,
   kStandardClean = 23,
-  kV1Forward = 30
+  kV1Forward = 30,
+  kMerge = 60,
+  kMergeBackward = 61,
+  kRotary = 62
 };
 
 }  // namespace fattn::core::cuda

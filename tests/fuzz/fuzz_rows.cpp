@@ -1,0 +1,201 @@
+// Fuzzes merge and rotary embeddings of the C ABI: any bytes as a problem are refused with a status and a message, or computed inside their tensors.
+//
+// Every tensor that is computed on gets memory of exactly its extent, so that the sanitizer sees one element too many.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "fattn/fattn.h"
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Hands out the fuzzer's bytes; zeros when they are used up.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
+  template <class T>
+  T raw() {
+    T value{};
+    for (size_t i = 0; i < sizeof value; ++i) reinterpret_cast<uint8_t*>(&value)[i] = byte();
+    return value;
+  }
+  // Mostly `usual`, sometimes anything.
+  template <class T>
+  T mostly(T usual) {
+    return byte() % 32 == 31 ? raw<T>() : usual;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_, at_ = 0;
+};
+
+int64_t element_size(int32_t dtype) {
+  switch (dtype) {
+    case FATTN_F64:
+    case FATTN_I64: return 8;
+    case FATTN_F32:
+    case FATTN_I32: return 4;
+    case FATTN_F16:
+    case FATTN_BF16: return 2;
+    case FATTN_U8: return 1;
+    default: return 0;
+  }
+}
+
+// Tensors, and memory of exactly their extent in random bits: NaN, infinities and subnormals among them. From the first on that is too large none has
+// memory, so that the call is refused.
+class Tensors {
+ public:
+  explicit Tensors(Bytes& in) : in_(in) {}
+
+  fattn_tensor make(int32_t dtype, std::initializer_list<int64_t> shape) {
+    fattn_tensor t{};
+    t.dtype = in_.mostly(dtype);
+    t.ndim = in_.mostly(static_cast<int32_t>(shape.size()));
+    t.device_type = in_.mostly<int32_t>(FATTN_DEVICE_CPU);
+    t.device_index = in_.mostly<int32_t>(0);
+    int dimension = 0;
+    for (const int64_t n : shape) t.shape[dimension++] = in_.mostly(n);
+    const uint8_t layout = in_.byte() % 8;
+    int order[4] = {0, 1, 2, 3};
+    if (layout == 2) order[1] = 2, order[2] = 1;
+    uint64_t stride = 1;
+    for (int i = static_cast<int>(shape.size()); i-- > 0;) {
+      const int d = shape.size() == 4 ? order[i] : i;
+      t.strides[d] = in_.mostly(static_cast<int64_t>(stride));
+      if (layout == 3 && d == 0) t.strides[d] = 0;  // expanded
+      stride *= static_cast<uint64_t>(t.shape[d] > 0 ? t.shape[d] : 1);
+      stride += layout == 1 ? in_.byte() % 4 : 0;
+    }
+    give_memory(t);
+    return t;
+  }
+
+ private:
+  void give_memory(fattn_tensor& t) {
+    constexpr int64_t limit = 1 << 14;
+    int64_t elements = 1;
+    bool empty = t.ndim == 0;
+    for (int i = 0; i < t.ndim && i < 4; ++i) {
+      if (t.shape[i] < 0 || t.shape[i] > limit || t.strides[i] < 0 || t.strides[i] > limit) complete_ = false;
+      if (!complete_) return;
+      empty = empty || t.shape[i] == 0;
+      elements += t.shape[i] == 0 ? 0 : (t.shape[i] - 1) * t.strides[i];
+    }
+    if (t.ndim < 0 || t.ndim > 4 || elements > limit || element_size(t.dtype) == 0) complete_ = false;
+    if (!complete_ || empty) return;
+    const auto bytes = static_cast<size_t>(elements * element_size(t.dtype));
+    blocks_.emplace_back(static_cast<uint8_t*>(std::malloc(bytes)), std::free);
+    auto state = in_.raw<uint32_t>();
+    for (size_t i = 0; i < bytes; ++i) {
+      state = state * 1664525u + 1013904223u;
+      blocks_.back()[i] = static_cast<uint8_t>(state >> 24);
+    }
+    t.data = blocks_.back().get();
+  }
+  Bytes& in_;
+  bool complete_ = true;
+  std::vector<std::unique_ptr<uint8_t[], decltype(&std::free)>> blocks_;
+};
+
+template <class Problem>
+Problem begun(Bytes& in) {
+  Problem p{};
+  p.struct_size = in.mostly<uint32_t>(sizeof p);
+  p.abi_version = in.mostly<uint32_t>(FATTN_ABI_VERSION);
+  p.backend = in.mostly<int32_t>(in.byte() % 3);
+  p.cpu_isa = in.mostly<int32_t>(in.byte() % 4);
+  p.num_threads = in.mostly<int32_t>(in.byte() % 4);
+  return p;
+}
+
+void require_answer(fattn_status status) {
+  require(status >= FATTN_OK && status <= FATTN_ERROR_COMPILE && status != FATTN_ERROR_INTERNAL);  // bad input is never the library's own defect
+  require(status == FATTN_OK || fattn_last_error()[0] != '\0');
+}
+
+void fuzz_merge(Bytes& in) {
+  constexpr int32_t dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+  auto p = begun<fattn_merge_problem>(in);
+  Tensors tensors(in);
+  const int64_t batch = in.byte() % 3, seqlen = in.byte() % 5, heads = in.byte() % 4, headdim = 1 + in.byte() % 20;
+  const bool packed = in.byte() % 2, f64 = in.byte() % 4 == 3, backward = in.byte() % 2;
+  const auto rows = [&] {
+    const int32_t dtype = f64 ? FATTN_F64 : dtypes[in.byte() % 3];
+    return packed ? tensors.make(dtype, {seqlen, heads, headdim}) : tensors.make(dtype, {batch, seqlen, heads, headdim});
+  };
+  const auto lse = [&] {
+    const int32_t dtype = f64 ? FATTN_F64 : FATTN_F32;
+    return packed ? tensors.make(dtype, {heads, seqlen}) : tensors.make(dtype, {batch, heads, seqlen});
+  };
+  std::vector<fattn_merge_part> parts(in.byte() % 5);
+  for (fattn_merge_part& part : parts) {
+    part.o = rows();
+    part.lse = lse();
+    if (backward && in.byte() % 4 < 3) part.dout = rows();
+    if (backward && in.byte() % 4 < 3) part.dlse = lse();
+  }
+  p.nparts = static_cast<int32_t>(parts.size());
+  p.parts = in.byte() % 32 == 31 ? nullptr : parts.data();
+  if (backward) {
+    p.dout = rows();
+    if (in.byte() % 2) p.dlse = lse();
+    return require_answer(fattn_merge_backward(&p));
+  }
+  p.o = in.byte() % 4 == 3 && !parts.empty() ? parts[0].o : rows();
+  if (in.byte() % 2) p.lse = in.byte() % 4 == 3 && !parts.empty() ? parts[0].lse : lse();
+  require_answer(fattn_merge(&p));
+}
+
+void fuzz_rotary(Bytes& in) {
+  constexpr int32_t dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
+  auto p = begun<fattn_rotary_problem>(in);
+  Tensors tensors(in);
+  const int64_t batch = in.byte() % 3, seqlen = in.byte() % 5, heads = in.byte() % 4, headdim = 1 + in.byte() % 20, positions = in.byte() % 12;
+  const int64_t half = in.byte() % (headdim / 2 + 1);
+  const bool packed = in.byte() % 2;
+  const int32_t dtype = dtypes[in.byte() % 4];
+  const auto rows = [&] { return packed ? tensors.make(dtype, {seqlen, heads, headdim}) : tensors.make(dtype, {batch, seqlen, heads, headdim}); };
+  p.interleaved = in.mostly<int32_t>(in.byte() % 2);
+  p.inverse = in.mostly<int32_t>(in.byte() % 2);
+  p.reserved = in.mostly<int32_t>(0);
+  p.x = rows();
+  p.y = in.byte() % 4 == 3 ? p.x : rows();
+  p.cos = tensors.make(in.byte() % 2 ? dtype : FATTN_F32, {positions, half});
+  p.sin = tensors.make(in.byte() % 2 ? dtype : FATTN_F32, {positions, half});
+  if (packed) p.cu_seqlens = tensors.make(FATTN_I32, {batch + 1});
+  const bool has_offsets = in.byte() % 2;
+  if (has_offsets) p.offsets = tensors.make(in.byte() % 2 ? FATTN_I32 : FATTN_I64, {batch});
+  p.offset = in.mostly<int64_t>(has_offsets ? 0 : in.byte() % 8);
+  // Numbers of lists, which random bits rarely hit.
+  if (p.cu_seqlens.dtype == FATTN_I32 && p.cu_seqlens.ndim == 1 && p.cu_seqlens.data)
+    for (int64_t n = 0, at = 0; n < p.cu_seqlens.shape[0]; ++n) {
+      if (in.byte() % 16 < 15) static_cast<int32_t*>(p.cu_seqlens.data)[n * p.cu_seqlens.strides[0]] = static_cast<int32_t>(at);
+      at += in.byte() % 3;
+    }
+  if (p.offsets.ndim == 1 && p.offsets.data)
+    for (int64_t n = 0; n < p.offsets.shape[0]; ++n) {
+      const int64_t to = n * p.offsets.strides[0], offset = in.byte() % 8;
+      if (in.byte() % 16 == 15) continue;
+      if (p.offsets.dtype == FATTN_I64) static_cast<int64_t*>(p.offsets.data)[to] = offset;
+      if (p.offsets.dtype == FATTN_I32) static_cast<int32_t*>(p.offsets.data)[to] = static_cast<int32_t>(offset);
+    }
+  require_answer(fattn_rotary(&p));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Bytes in(data, size);
+  in.byte() % 2 ? fuzz_merge(in) : fuzz_rotary(in);
+  return 0;
+}
