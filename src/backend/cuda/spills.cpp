@@ -25,13 +25,9 @@ std::string replaced(std::string message, std::string_view name, const std::stri
 
 }  // namespace
 
-RegisterFacts register_facts(const Problem& problem, const PairFeatures& pair, int arch, int level) {
-  RegisterFacts facts{arch, level, problem.dtype, static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), 0};
-  const auto add = [&](bool given, uint32_t what) { facts.has |= given ? what : 0; };
-  add(problem.causal, with::kCausal);
-  add(problem.windowed(), with::kWindow);
-  add(problem.softcap > 0, with::kSoftcap);
-  add(problem.deterministic, with::kDeterministic);
+uint32_t traits_of(const PairFeatures& pair) {
+  uint32_t has = 0;
+  const auto add = [&](bool given, uint32_t what) { has |= given ? what : 0; };
   add(pair.lengths, with::kLengths);
   add(pair.alibi, with::kAlibi);
   add(pair.bias != 0, with::kBias);
@@ -44,6 +40,16 @@ RegisterFacts register_facts(const Problem& problem, const PairFeatures& pair, i
   add(pair.sinks, with::kSinks);
   add(pair.paged, with::kPages);
   add(pair.fp32_out, with::kFp32Out);
+  return has;
+}
+
+RegisterFacts register_facts(const Problem& problem, const PairFeatures& pair, int arch, int level) {
+  RegisterFacts facts{arch, level, problem.dtype, static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), traits_of(pair)};
+  const auto add = [&](bool given, uint32_t what) { facts.has |= given ? what : 0; };
+  add(problem.causal, with::kCausal);
+  add(problem.windowed(), with::kWindow);
+  add(problem.softcap > 0, with::kSoftcap);
+  add(problem.deterministic, with::kDeterministic);
   return facts;
 }
 

@@ -16,26 +16,24 @@ namespace fattn::core::cuda {
 
 // What takes registers beside a tile's sums and scores; a set of these.
 namespace with {
-enum : uint32_t {
-  kCausal = 1 << 0,
-  kWindow = 1 << 1,
-  kSoftcap = 1 << 2,
-  kLengths = 1 << 3,
-  kAlibi = 1 << 4,
-  kBias = 1 << 5,
-  kFp32Bias = 1 << 6,  // beside kBias
-  kMask = 1 << 7,
-  kDropout = 1 << 8,
-  kDbias = 1 << 9,
-  kPacked = 1 << 10,
-  kDocuments = 1 << 11,
-  kSinks = 1 << 12,
-  kPages = 1 << 13,
-  kDeterministic = 1 << 14,
-  kFp32Out = 1 << 15,
-  kHides = kBias | kMask | kDocuments,
-  kHeavy = kHides | kAlibi | kDropout | kDbias,
-};
+inline constexpr uint32_t kCausal = 1 << 0;
+inline constexpr uint32_t kWindow = 1 << 1;
+inline constexpr uint32_t kSoftcap = 1 << 2;
+inline constexpr uint32_t kLengths = 1 << 3;
+inline constexpr uint32_t kAlibi = 1 << 4;
+inline constexpr uint32_t kBias = 1 << 5;
+inline constexpr uint32_t kFp32Bias = 1 << 6;  // beside kBias
+inline constexpr uint32_t kMask = 1 << 7;
+inline constexpr uint32_t kDropout = 1 << 8;
+inline constexpr uint32_t kDbias = 1 << 9;
+inline constexpr uint32_t kPacked = 1 << 10;
+inline constexpr uint32_t kDocuments = 1 << 11;
+inline constexpr uint32_t kSinks = 1 << 12;
+inline constexpr uint32_t kPages = 1 << 13;
+inline constexpr uint32_t kDeterministic = 1 << 14;
+inline constexpr uint32_t kFp32Out = 1 << 15;
+inline constexpr uint32_t kHides = kBias | kMask | kDocuments;
+inline constexpr uint32_t kHeavy = kHides | kAlibi | kDropout | kDbias;
 }  // namespace with
 
 enum class DTypes { kAny, k16, kF32, kF16, kBF16 };
@@ -51,6 +49,7 @@ struct RegisterFacts {
   bool all(uint32_t of) const { return (has & of) == of; }
   bool any(uint32_t of) const { return (has & of) != 0; }
 };
+uint32_t traits_of(const PairFeatures& pair);
 // `pair`: of the algorithm, which may see lengths where another does not.
 RegisterFacts register_facts(const Problem& problem, const PairFeatures& pair, int arch, int level);
 

@@ -17,7 +17,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-constexpr auto& kRows = kV2BackwardRows;
+constexpr auto& kRows = kV2BackwardTable;
 
 // The kernels' widths; a tile is made for the larger of two.
 int width_of(int headdim) {

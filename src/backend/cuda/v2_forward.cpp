@@ -14,7 +14,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-constexpr auto& kRows = kV2ForwardRows;
+constexpr auto& kRows = kV2ForwardTable;
 
 int shared_bytes(const V2ForwardRow& row, const Problem& problem) {
   const int terms = row.staged ? row.tile.stages * term_tile(pair_features(problem), row.tile.block_m(), row.tile.block_n, false).bytes() : 0;
@@ -49,8 +49,7 @@ int choose_row(const Problem& problem, const V2Target& target, std::string_view 
 }
 
 // Under a causal mask the tiles of several heads run side by side, the longest first, so that the short ones fill the end: as many heads as have
-// their keys and values in L2 together, in sections of equal size (measured as above, headdim 128: 1.23; head after head 1.16; a smaller
-// last section 1.14).
+// their keys and values in L2 together, in sections of equal size, which was faster than head after head or a smaller last section.
 int64_t heads_per_section(const Problem& problem, const V2Target& target) {
   const int64_t heads = problem.batch * problem.nheads;
   if (!last_rows_longest(problem) || heads == 0) return 1;

@@ -9,7 +9,7 @@ namespace fattn::core::cuda {
 // The first row of each headdim on level 80 is what was fastest on one H200; those behind it are for GPUs with less shared memory, chosen by count of
 // bytes and registers, and run for correctness only.
 // clang-format off
-inline constexpr V2BackwardRow kV2BackwardRows[] = {
+inline constexpr V2BackwardRow kV2BackwardTable[] = {
     {.level = 80, .headdim = 64, .ctas = 2,
      .tile = {.block_m = 64, .block_n = 128, .key_groups = 2, .group_warps = 1, .chunk = 32, .pipelined = true}},
     {.level = 80, .headdim = 64, .ctas = 2,

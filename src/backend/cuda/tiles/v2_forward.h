@@ -9,7 +9,7 @@ namespace fattn::core::cuda {
 // The first rows of each kind are what was fastest on one H200; those behind them are for GPUs with less shared memory, and have not been timed on
 // any.
 // clang-format off
-inline constexpr V2ForwardRow kV2ForwardRows[] = {
+inline constexpr V2ForwardRow kV2ForwardTable[] = {
     {.level = 80, .headdim = 64,
      .tile = {.warps = 4, .row_tiles = 2, .block_n = 128, .stages = 2, .step_n = 64, .exact_n = 32, .queries_in_registers = true, .ctas = 2}},
     {.level = 80, .headdim = 64,
