@@ -67,7 +67,7 @@ struct Where {
   bool holds(const RegisterFacts& facts) const;
 };
 
-// Bytes that a thread stores, in the kernels that were seen to spill.
+// Bytes of a thread, in the kernels that find_spills saw spill with NVRTC 13.0; 0: none of its witnesses did.
 struct SpillBytes {
   int least = 0, most = 0;
 };
