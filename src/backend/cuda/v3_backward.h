@@ -125,6 +125,7 @@ struct V3BackwardParams {
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
                             const fattn_buffers& buffers);
 inline constexpr int kV3DbiasThreads = 384;
+int dbias_shared_bytes(const V3BackwardKey& key);  // of kernels/v3/backward_dbias.h
 
 jit::Request v3_backward_request(const V3BackwardKey& key);
 jit::Request v3_backward_request(const V3BackwardKey& key, const V3BackwardTile& tile);
