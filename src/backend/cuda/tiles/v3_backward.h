@@ -50,9 +50,9 @@ struct V3BackwardRowsOf {
 // clang-format off
 inline constexpr SpillRule<V3BackwardRowsOf> kV3BackwardSpills[] = {
     {.name = "ALiBi and dropout",
-     .where = {.all = with::kAlibi | with::kDropout}, .tiles = {.groups = 3}, .bytes = {}},
+     .where = {.all = with::kAlibi | with::kDropout}, .tiles = {.groups = 3}, .bytes = {8, 8}},
     {.name = "causal with an fp32 bias",
-     .where = {.all = with::kCausal | with::kFp32Bias, .none = with::kWindow}, .tiles = {.groups = 3}, .bytes = {}},
+     .where = {.all = with::kCausal | with::kFp32Bias, .none = with::kWindow}, .tiles = {.groups = 3}, .bytes = {16, 16}},
 };
 
 // Of biases and masks, which are asked about before tensors and tiles.
@@ -61,7 +61,7 @@ inline constexpr RefusalRule kV3BackwardTermRefusals[] = {
      .where = {.all = with::kFp32Bias | with::kMask},
      .why = "algorithm v3's backward pass has no registers for a bias in fp32 together with a mask of pairs; algorithm v2 does both, and so does a "
             "bias of q's dtype",
-     .bytes = {4, 8}},
+     .bytes = {}},
 };
 
 inline constexpr RefusalRule kV3BackwardRefusals[] = {
@@ -73,19 +73,19 @@ inline constexpr RefusalRule kV3BackwardRefusals[] = {
      .where = {.all = with::kAlibi | with::kDropout, .any = with::kLengths | with::kDeterministic},
      .why = "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
             "deterministic; algorithm v2 does all",
-     .bytes = {4, 8}},
+     .bytes = {}},
     {.name = "ALiBi and dropout above 192",
      .where = {.above = 192, .all = with::kAlibi | with::kDropout},
      .why = "{headdims}; algorithm v3's backward pass has registers for ALiBi and dropout together up to {most}",
-     .bytes = {4, 8}},
+     .bytes = {}},
     {.name = "packed sequences, ALiBi and dropout",
      .where = {.all = with::kPacked | with::kAlibi | with::kDropout},
      .why = "algorithm v3's backward pass has no registers for packed sequences, ALiBi and dropout together; algorithm v2 does all",
-     .bytes = {4, 4}},
+     .bytes = {}},
     {.name = "packed sequences and ALiBi at 65 to 128",
      .where = {.above = 64, .up_to = 128, .all = with::kPacked | with::kAlibi, .none = with::kCausal},
      .why = "{headdims}; algorithm v3's backward pass has registers for ALiBi in packed sequences, unless it is causal, up to {most} and above 128",
-     .bytes = {4, 4}},
+     .bytes = {}},
 };
 // clang-format on
 
