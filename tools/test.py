@@ -188,7 +188,7 @@ def stages(jobs, long):
             'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit_nvrtc --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'
             "else status=1; echo '0 passed, 1 failed'; fi\n"
             # Rules on registers: all of them, or one.
-            f'FATTN_NVRTC="$nvrtc" FATTN_CACHE_DIR="$PWD/build/kernel-cache" build/tests/find_spills -j {jobs} --filter "{"" if long else "softcap above 64"}" || status=1\n'
+            f'FATTN_NVRTC="$nvrtc" FATTN_CACHE_DIR="$PWD/build/kernel-cache" build/tests/find_spills -j {jobs} --filter "{"" if long else "fp32, softcap above 64"}" || status=1\n'
             "exit $status\n",
             count_line,
             10800 if long else 2400,
