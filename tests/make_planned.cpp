@@ -18,6 +18,7 @@
 #include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/sinks_gradient.h"
 #include "backend/cuda/standard.h"
+#include "backend/cuda/tiles/v3_forward_rules.h"
 #include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
@@ -170,21 +171,14 @@ Problem paged(Problem problem) {
 // Every row of the table that can be chosen for these widths, whatever the lengths.
 void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which,
                     const fattn::PairFeatures& pair = {}) {
-  const bool wide = std::max(headdim, headdim_v) > 192;
-  if (pair.dropout && pair.alibi && (wide || pair.lengths)) return;  // refused, and so is this
-  if (pair.dropout && wide && mask == cuda::V3Mask::kWindow && pair.lengths) return;
+  cuda::RegisterFacts facts{cuda::kV3Arch, 0, dtype, headdim, headdim_v, cuda::traits_of(pair)};
+  facts.has |= mask == V3Mask::kCausal ? cuda::with::kCausal : mask == V3Mask::kWindow ? cuda::with::kWindow : 0;
+  facts.has |= score == V3Score::kCapped ? cuda::with::kSoftcap : 0;
+  if (!cuda::register_refusal(cuda::kV3ForwardRefusals, facts).empty()) return;
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    const bool lengths = pair.lengths || pair.packed;
-    const bool fits = pair.fp32_out    ? its.has_registers()
-                      : pair.bias != 0 ? its.takes_terms()
-                      : pair.mask      ? its.takes_mask(lengths)
-                      : pair.documents ? its.takes_documents(lengths || pair.alibi, pair.dropout || score == cuda::V3Score::kCapped, pair.packed)
-                      : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
-                      : lengths        ? its.takes_lengths(score == cuda::V3Score::kCapped || pair.alibi, pair.packed)
-                                       : its.takes(score == V3Score::kCapped);
-    if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.mask != mask || its.width != cuda::v3_row_width(headdim, headdim_v) || !cuda::v3_row_takes(its, facts)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);

@@ -62,13 +62,14 @@ TEST(V2BackwardPlanSmall, EveryPairOfHeadDimensionsHasATile) {
 TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   for (const cuda::V2BackwardRow& row : cuda::v2_backward_rows()) {
     if (!row.f32) continue;
-    EXPECT_EQ(row.tile.group_warps, 1);
-    EXPECT_FALSE(row.tile.pipelined);
-    EXPECT_EQ(row.tile.block_n / row.tile.key_groups % 16, 0);
-    EXPECT_EQ(row.tile.block_m % row.tile.chunk, 0);
-    EXPECT_LE(2 * row.tile.block_m, row.tile.threads()) << "a thread copies one lse or one row_sum";
-    EXPECT_EQ(row.f32_tile().threads(), row.tile.threads());
-    EXPECT_LE(row.tile.key_groups * (row.tile.block_m / row.tile.chunk), 15) << "named barriers";
+    const BackwardTile tile = row.tile_of(64, 64);
+    EXPECT_EQ(tile.group_warps, 1);
+    EXPECT_FALSE(tile.pipelined);
+    EXPECT_EQ(tile.block_n / tile.key_groups % 16, 0);
+    EXPECT_EQ(tile.block_m % tile.chunk, 0);
+    EXPECT_LE(2 * tile.block_m, tile.threads()) << "a thread copies one lse or one row_sum";
+    EXPECT_EQ(row.f32_tile_of(64, 64).threads(), tile.threads());
+    EXPECT_LE(tile.key_groups * (tile.block_m / tile.chunk), 15) << "named barriers";
   }
   const Problem p = problem_of(64, 64, true, DType::kF32);
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(80));
@@ -269,9 +270,8 @@ TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
     for (const cuda::V2BackwardKey& key : {keys.prepare, keys.main, keys.finish})
       EXPECT_NE(cuda::v2_backward_request(key).source.find(".packed = true"), std::string::npos);
     if (dtype != DType::kF32) continue;
-    cuda::V2BackwardRow row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
-    row.tile = plan.tile;
-    const BackwardF32Tile tile = row.f32_tile();
+    const cuda::V2BackwardRow& row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
+    const BackwardF32Tile tile = row.f32_tile_of(plan.tile.width, plan.tile.width_v);
     EXPECT_EQ(plan.main.shared_bytes, tile.sequence_offset() + 16) << "where the sequence begins and ends";
     EXPECT_EQ(tile.sequence_offset() % 16, 0);
     EXPECT_GE(tile.sequence_offset(), tile.shared_bytes());

@@ -36,12 +36,15 @@ TEST(V3ForwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
 TEST(V3ForwardPlanSmall, TilesAreWellFormed) {
   for (const V3ForwardRow& row : v3_forward_rows()) {
     const V3ForwardTile& tile = row.tile;
-    EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 96 || tile.block_n == 128 || (row.takes_terms() && tile.block_n == 32));
-    EXPECT_EQ(tile.stages_terms > 0, row.takes_terms());
-    if (row.takes_mask(false)) {
+    const bool terms = row.scores == V3RowScores::kTerms;
+    EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 96 || tile.block_n == 128 || (terms && tile.block_n == 32));
+    EXPECT_EQ(tile.stages_terms > 0, terms);
+    RegisterFacts mask{kV3Arch, 0, DType::kBF16, row.width, row.width, with::kMask};
+    mask.has |= row.mask == V3Mask::kCausal ? with::kCausal : row.mask == V3Mask::kWindow ? with::kWindow : 0;
+    if (v3_row_takes(row, mask)) {
       EXPECT_EQ(tile.block_n % 64, 0) << "words of 64 keys";
     }
-    if (row.takes_terms()) {
+    if (terms) {
       EXPECT_TRUE(tile.careful() && !tile.skip) << "as kernels/v3/forward_shape.h wants it";
     }
     EXPECT_TRUE(tile.query_buffers == 1 || tile.query_buffers == 2);
@@ -275,7 +278,8 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
           const V3ForwardRow& row = v3_forward_rows()[static_cast<size_t>(plan.key.row)];
           EXPECT_EQ(plan.key.mask, window ? V3Mask::kWindow : causal ? V3Mask::kCausal : V3Mask::kFull);
           EXPECT_EQ(row.mask, plan.key.mask);
-          EXPECT_TRUE(row.takes(softcap));
+          EXPECT_TRUE(row.scores == V3RowScores::kAny || row.scores == (softcap ? V3RowScores::kCapped : V3RowScores::kUncapped) ||
+                      (!softcap && row.scores == V3RowScores::kPlain));
           const std::string source = v3_forward_request(plan.key).source;
           EXPECT_TRUE(!softcap || source.find("kCareful = true") != std::string::npos) << "or scores near softcap take the way back in every block";
           EXPECT_EQ(source.find("FeatureParams call") != std::string::npos, window || softcap);

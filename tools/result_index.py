@@ -18,7 +18,7 @@ WORDS = {
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
     "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",
-    "h200-v3-more": "v3 alone: fp16, headdims, large scores", "h200-v3-sigma": "v3: time at sigma 1 and 3, before and after", "h200_attention": "rates by turn of [h200-suite](h200-suite.json)",
+    "h200-v3-more": "v3 alone: fp16, headdims, large scores", "h200-v3-sigma": "v3: time at sigma 1 and 3, before and after", "spills": "`find_spills`: what kernels spill that rules keep from being chosen", "h200_attention": "rates by turn of [h200-suite](h200-suite.json)",
 }
 DATES = {"accuracy": "2026-11-27", "values": "2026-11-27", "h200-values-fp32": "2026-11-28", "h200-values-fp32-64": "2026-11-28", "h200-decode": "2026-11-23", "h200-gpt2-xl-decode": "2026-11-28",
          "h200-fp32-v3": "2026-11-23"}
@@ -62,6 +62,8 @@ def what_of(name, record):
 def machine_of(name, record):
     first = record[0] if isinstance(record, list) else record
     environment = first.get("environment", {})
+    if "nvrtc" in first:
+        return f"NVRTC {first['nvrtc']}"
     if "fattn_small_model" in first:
         cpu = environment["cpu"]
         return f"{cpu['usable_threads']} cores, {cpu['model'].replace('(R)', '').replace(' Processor', '')}, {cpu['isa_default']}"

@@ -187,6 +187,8 @@ def stages(jobs, long):
             "nvrtc=$(python3 tools/check_kernels.py --print-nvrtc)\n"
             'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit_nvrtc --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'
             "else status=1; echo '0 passed, 1 failed'; fi\n"
+            # Rules on registers: all of them, or one.
+            f'FATTN_NVRTC="$nvrtc" FATTN_CACHE_DIR="$PWD/build/kernel-cache" build/tests/find_spills -j {jobs} --filter "{"" if long else "fp32, softcap above 64"}" || status=1\n'
             "exit $status\n",
             count_line,
             10800 if long else 2400,
@@ -213,7 +215,7 @@ def stages(jobs, long):
             "python3 tools/check_documents.py || status=1\n"
             "python3 tools/check_design.py --self-test || status=1\n"
             "python3 tools/check_design.py || status=1\n"
-            "for check in make_abi make_cli_reference make_features make_migration make_numbers make_result_tables make_report compact_records; do\n"
+            "for check in make_abi make_cli_reference make_features make_migration make_numbers make_result_tables make_report make_spills compact_records; do\n"
             "  if python3 tools/$check.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
             "done\n"
             "exit $status\n",

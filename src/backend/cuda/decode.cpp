@@ -5,6 +5,7 @@
 
 #include "backend/cuda/call_params.h"
 #include "backend/cuda/limits.h"
+#include "backend/cuda/tiles/decode.h"
 #include "backend/cuda/v2_forward.h"
 #include "fattn/error.hpp"
 #include "plan/features.h"
@@ -13,21 +14,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-// For each width and number of rows: with the shared memory of an SM of capability 9.0, half of it, and what the smallest have.
-// clang-format off
-constexpr DecodeRow kRows[] = {
-    // headdim, {row_tiles, row_warps, teams, block_n, stages, queries_in_registers, ctas}
-    {64, {1, 1, 8, 32, 3, true, 1}}, {64, {1, 1, 4, 32, 3, true, 2}}, {64, {1, 1, 4, 32, 2, true, 2}},
-    {64, {2, 1, 8, 32, 3, true, 1}}, {64, {2, 1, 4, 32, 3, true, 2}}, {64, {2, 1, 4, 32, 2, true, 2}},
-    {64, {2, 2, 4, 32, 6, true, 1}}, {64, {2, 2, 2, 32, 6, true, 2}}, {64, {2, 2, 2, 32, 4, true, 2}},
-    {128, {1, 1, 8, 16, 3, true, 1}}, {128, {1, 1, 4, 16, 3, true, 2}}, {128, {1, 1, 4, 16, 2, true, 2}},
-    {128, {2, 1, 8, 16, 3, false, 1}}, {128, {2, 1, 4, 16, 3, false, 2}}, {128, {2, 1, 4, 16, 2, false, 2}},
-    {128, {2, 2, 4, 32, 3, false, 1}}, {128, {2, 2, 2, 32, 3, false, 2}}, {128, {2, 2, 2, 32, 2, false, 2}},
-    {256, {1, 1, 4, 16, 3, false, 1}}, {256, {1, 1, 2, 16, 3, false, 2}}, {256, {1, 1, 2, 16, 2, false, 2}},
-    {256, {1, 2, 4, 16, 3, false, 1}}, {256, {1, 2, 2, 16, 3, false, 2}}, {256, {1, 2, 2, 16, 2, false, 1}},
-    {256, {1, 4, 2, 16, 6, false, 1}}, {256, {1, 4, 1, 16, 6, false, 2}}, {256, {1, 4, 1, 16, 4, false, 1}},
-};
-// clang-format on
+constexpr auto& kRows = kDecodeTable;
 
 constexpr int kMostRows = 64, kMostSplits = 128;
 

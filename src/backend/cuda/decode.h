@@ -18,19 +18,19 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/decode/shape.h.
 struct DecodeTile {
-  int row_tiles, row_warps, teams, block_n, stages;
-  bool queries_in_registers;
-  int ctas;  // that a multiprocessor is to hold
+  int row_tiles = 0, row_warps = 0, teams = 0, block_n = 0, stages = 0;
+  bool queries_in_registers = false;
+  int ctas = 0;  // that a multiprocessor is to hold
 
   constexpr int rows() const { return 16 * row_tiles * row_warps; }
   constexpr int threads() const { return 32 * row_warps * teams; }
   int shared_bytes(int headdim, int headdim_v) const;
 };
 
-// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim`.
+// A row of the table of tiles (tiles/decode.h): for max(headdim, headdim_v) up to `headdim`.
 struct DecodeRow {
-  int headdim;
-  DecodeTile tile;
+  int headdim = 0;
+  DecodeTile tile = {};
 };
 std::span<const DecodeRow> decode_rows();
 

@@ -1,12 +1,15 @@
 #include "backend/cuda/v2_backward.h"
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <limits>
 
 #include "backend/cuda/call_params.h"
 #include "backend/cuda/kernel_source.h"
 #include "backend/cuda/limits.h"
+#include "backend/cuda/spills.h"
+#include "backend/cuda/tiles/v2_backward.h"
 #include "backend/cuda/v2_refusal.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
@@ -14,70 +17,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-// Level 80, the first row of each headdim: the fastest of the tiles tried on an NVIDIA H200 on 2026-11-21 (bf16, batch * seqlen = 16384, nheads *
-// headdim = 2048, seqlen 512 to 16384, with and without a causal mask, all three kernels, medians of 21 interleaved with torch 2.11's
-// FlashAttention-2 backward): 1.09 to 1.28 times its speed, geometric mean 1.21. Tried and slower there: headdim 64 with 128 queries a block, or
-// with four key groups and one CTA a multiprocessor (by 7 and 14%); headdim 128 with chunks of 32 queries (by 5%).
-// fp32 (the last rows), 2026-11-22, on the same card, batch 16, seqlen 1024, nheads * headdim = 2048, causal, all three kernels, medians of 9;
-// torch's memory-efficient backend without TF32 takes 5.97, 5.94 and 6.11 ms: headdim 64 2.49 ms the first row, 2.70 two CTAs with 64 keys, 2.83
-// those with steps of 64 queries; headdim 128 2.93 (with q and dout split before, in a later run, 2.17 and 2.20); headdim 256 4.51, all columns in
-// one CTA, which spills, 4.63 with 32 keys. The other rows of level 80 are for devices with less shared memory, chosen by count of bytes and
-// registers, run for correctness only; so is level 75.
-constexpr V2BackwardRow kRows[] = {
-    // level, headdim, {width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined}, ctas, tight
-    {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},
-    {80, 64, {0, 0, 64, 128, 2, 1, 32, false}, 2, false},
-    {80, 64, {0, 0, 64, 128, 4, 1, 32, true}, 1, false},  // 32 keys a warp
-    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 2, false},
-    {80, 96, {0, 0, 64, 128, 4, 1, 64, true}, 1, false},
-    {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},
-    {80, 128, {0, 0, 64, 128, 4, 1, 64, true}, 1, true},
-    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false},
-    {80, 128, {0, 0, 64, 128, 4, 1, 32, false}, 1, false},
-    {80, 128, {0, 0, 64, 64, 4, 1, 64, false}, 1, false},
-    {80, 256, {0, 0, 64, 64, 2, 2, 32, true}, 1, false},
-    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false},
-    {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
-    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
-    // with masks of pairs and bias, which come through shared memory
-    {80, 64, {0, 0, 64, 64, 2, 1, 32, true}, 2, false, false, 1, true, true},
-    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false, false, 1, true, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true, true},
-    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true, true},
-    // with masks of pairs, bias, dbias, softcap and terms, or ALiBi and dropout above headdim 64, by count of registers; not timed
-    {80, 64, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true},
-    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true},
-    {80, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false, false, 1, true},
-    {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
-    {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},
-    {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
-    {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
-    {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
-    // fp32
-    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true, 1, false, false, false, 2},
-    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true},
-    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, false, false, false, 2},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true},
-    {80, 128, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true},
-    {80, 256, {0, 0, 32, 64, 4, 1, 32, false}, 1, false, true, 2},
-    {80, 256, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true, 2},
-    {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2},
-    {80, 256, {0, 0, 32, 16, 1, 1, 32, false}, 1, false, true, 2},
-    // fp32, as above with masks of pairs and so on
-    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true, 1, true, false, true},
-    {80, 64, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true},
-    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true, false, true},
-    {80, 128, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 1, true},
-    {80, 128, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 1, true},
-    {80, 256, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 2, true},
-    {80, 256, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 2, true},
-    {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2, true},
-    {80, 256, {0, 0, 32, 16, 1, 1, 16, false}, 1, false, true, 2, true},
-};
+constexpr auto& kRows = kV2BackwardTable;
 
 // The kernels' widths; a tile is made for the larger of two.
 int width_of(int headdim) {
@@ -87,18 +27,20 @@ int width_of(int headdim) {
   return 256;
 }
 
-// A row of the table with its widths.
-V2BackwardRow row_of(int row, int headdim, int headdim_v) {
-  V2BackwardRow chosen = kRows[row];
-  chosen.tile.width = width_of(headdim);
-  chosen.tile.width_v = width_of(headdim_v);
-  return chosen;
+BackwardTile tile_of(const V2BackwardRow& row, int headdim, int headdim_v) { return row.tile_of(width_of(headdim), width_of(headdim_v)); }
+BackwardF32Tile f32_tile_of(const V2BackwardRow& row, int headdim, int headdim_v) { return row.f32_tile_of(width_of(headdim), width_of(headdim_v)); }
+
+int shared_bytes(const V2BackwardRow& row, int headdim, int headdim_v, const PairFeatures& pair) {
+  const BackwardTile tile = tile_of(row, headdim, headdim_v);
+  const BackwardF32Tile f32 = f32_tile_of(row, headdim, headdim_v);
+  const int terms = row.staged ? tile.stages() * term_tile(pair, tile.block_m, tile.block_n, true).bytes() : 0;
+  if (row.f32) return pair.packed ? f32.packed_shared_bytes() : f32.shared_bytes();
+  return tile.shared_bytes() + terms;
 }
 
-int shared_bytes(const V2BackwardRow& row, const PairFeatures& pair) {
-  const int terms = row.staged ? row.tile.stages() * term_tile(pair, row.tile.block_m, row.tile.block_n, true).bytes() : 0;
-  if (row.f32) return pair.packed ? row.f32_tile().packed_shared_bytes() : row.f32_tile().shared_bytes();
-  return row.tile.shared_bytes() + terms;
+// Whether its warps can share out dQ.
+bool shares_dq(const V2BackwardRow& row, int headdim, int headdim_v) {
+  return (row.f32 ? f32_tile_of(row, headdim, headdim_v).dq_row_warps() : tile_of(row, headdim, headdim_v).dq_row_warps()) > 0;
 }
 
 // Whether a kernel is to split q and dout before the main one: a block of queries would otherwise be split by every tile of keys.
@@ -110,58 +52,29 @@ bool splits_before(const Problem& p, const V2Target& target) {
          !besides.any() && p.seqlen_q > 0 && p.seqlen_k >= kFewestKeys;
 }
 
+RegisterFacts facts_of(const Problem& problem, const V2Target& target) {
+  return register_facts(problem, pair_features(problem), target.arch, target.level);
+}
+
+// One of bias, mask and documents, without ALiBi, dropout and softcap.
+bool has_one_term(const RegisterFacts& facts) {
+  return std::popcount(facts.has & with::kHides) == 1 && !facts.any(with::kAlibi | with::kDropout | with::kSoftcap);
+}
+
 // The row of the table, or -1 if nothing fits.
-int choose_row(const Problem& problem, const V2Target& target, bool tight) {
+int choose_row(const Problem& problem, const V2Target& target, bool tight, std::string_view without) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const PairFeatures pair = pair_features(problem);
-  constexpr int kMostKeysCapped = 32;  // of a warp: P^T (1 - T^2) beside P^T needs registers (with 64: spills of 40 bytes at level 80)
+  const RegisterFacts facts = facts_of(problem, target);
+  const bool heavy = holds_any(kV2BackwardHeavy, facts, without);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
-    const V2BackwardRow row = row_of(i, headdim, headdim_v);
-    if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
-      continue;
-    const bool alibi_alone = !row.f32 && pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 &&
-                             !(pair.packed && problem.windowed()) && std::max(headdim, headdim_v) <= 64;
-    if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
-    // Sequences' own parameters take registers from ALiBi in a window and, with turns, from dropout.
-    const bool crowded =
-        row.level >= 80 && std::max(headdim, headdim_v) > 64 &&
-        ((pair.dropout && (pair.alibi || (problem.deterministic && pair.packed))) || (pair.alibi && pair.packed && problem.windowed()));
-    if (row.staged && !can_stage(pair)) continue;
-    // Wide heads and 32 keys of a warp leave registers to a bias or a mask, not to much besides.
-    const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);
-    if (row.staged && std::max(headdim, headdim_v) > 64 && much && row.tile.block_n / row.tile.key_groups > 16) continue;
-    // Nor, from sm_90 on, to a mask (4 to 40 bytes).
-    if (row.staged && row.tile.block_n == 128 && target.arch >= 90 && pair.mask) continue;
-    // In a window of packed sequences above headdim 64 stages spill with a bias in fp32 and its gradient alone (4 to 24 bytes), from sm_90 on with a
-    // mask (8) and 64 queries with that bias (4 to 8).
-    if (row.staged && !much && std::max(headdim, headdim_v) > 64 && pair.packed && problem.windowed()) {
-      const bool fp32_gradient = pair.bias == 2 && pair.dbias;
-      if (row.tile.pipelined && (fp32_gradient || (target.arch >= 90 && pair.mask))) continue;
-      if (row.tile.block_m == 64 && target.arch >= 90 && fp32_gradient) continue;
-    }
-    // For sm_120 turns and addresses of any kind leave the widest documents of packed sequences no more than this (16 bytes).
-    if (row.level >= 80 && !row.f32 && target.arch >= 120 && std::max(headdim, headdim_v) > 192 && pair.packed && pair.documents &&
-        problem.deterministic && row.tile.block_n > 16)
-      continue;
-    if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
-    const int terms = (pair.bias != 0) + pair.mask + pair.documents;
-    if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;
-    // What spills (4 to 16 bytes): packed sequences in a window, or for sm_100.
-    if (row.one_term && pair.packed && (problem.windowed() || target.arch >= 100)) continue;
-    if (crowded && pair.dbias && row.tile.pipelined) continue;
-    // What spills (4 to 72 bytes): packed sequences under a causal mask for sm_100, and in a window with everything at once, with turns up to headdim
-    // 64, above headdim 96 for sm_100, or with turns for sm_90 or with documents.
-    if (!row.f32 && target.arch >= 100 && pair.packed && problem.causal && std::max(headdim, headdim_v) > 64 && row.tile.chunk == 64 &&
-        row.tile.block_n == 128)
-      continue;
-    const bool everything = pair.packed && problem.windowed() && pair.alibi && pair.dropout && pair.bias != 0 && pair.mask && pair.dbias;
-    if (!row.f32 && everything && problem.deterministic && row.tile.block_n == 128) continue;
-    if (!row.f32 && everything && std::max(headdim, headdim_v) > 96 && row.tile.block_m == 64 &&
-        (target.arch >= 100 || (problem.deterministic && (pair.documents || target.arch == 90))))
-      continue;
+    const V2BackwardRow& row = kRows[i];
+    if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || facts.wider() > row.headdim || (row.tight && !tight)) continue;
+    if (row.heavy != heavy || (row.staged && !can_stage(pair)) || (row.one_term && !has_one_term(facts))) continue;
     if (row.query_stages == 2 && !splits_before(problem, target)) continue;
-    if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
-    const int64_t bytes = shared_bytes(row, pair);
+    if (spills(kV2BackwardSpills, row, facts, without)) continue;
+    if (!shares_dq(row, headdim, headdim_v)) continue;
+    const int64_t bytes = shared_bytes(row, headdim, headdim_v, pair);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
   }
   return -1;
@@ -217,12 +130,11 @@ std::string dbias_order_refusal(const Problem& p) {
          "0, give dbias the sizes of the scores, or use the CPU";
 }
 
-std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
-  if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
-  if (target.level < 80 && heavy(pair_features(problem)))
-    return "the CUDA kernels for compute capability 7.5 have no documents, ALiBi, bias, mask and dropout in a backward pass; use the CPU";
+std::string v2_backward_refusal(const Problem& problem, const V2Target& target, std::string_view without) {
+  if (std::string why = v2_refusal(problem, target, without); !why.empty()) return why;
+  if (std::string why = register_refusal(kV2BackwardRefusals, facts_of(problem, target), without); !why.empty()) return why;
   if (std::string why = dbias_order_refusal(problem); !why.empty()) return why;
-  const int row = choose_row(problem, target, false);
+  const int row = choose_row(problem, target, false, without);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
@@ -234,13 +146,13 @@ std::string v2_backward_refusal(const Problem& problem, const V2Target& target) 
   return {};
 }
 
-V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
+V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target, std::string_view without) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
   const PairFeatures pair = pair_features(problem);
   const bool plain = problem.softcap == 0 && !problem.windowed() && !pair.any();
   const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
-  const int row = choose_row(problem, target, tight);
+  const int row = choose_row(problem, target, tight, without);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
   V2BackwardPlan plan;
   plan.key.arch = target.arch;
@@ -255,21 +167,21 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.key.row = row;
   plan.key.pair = pair_bits(pair);
   plan.dlse = problem.has_dlse;
-  const V2BackwardRow chosen = row_of(row, headdim, headdim_v);
-  plan.tile = chosen.tile;
+  const V2BackwardRow& chosen = kRows[row];
+  plan.tile = tile_of(chosen, headdim, headdim_v);
   plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
   plan.main = {problem.batch * problem.nheads_k * ceil_div(problem.seqlen_k, plan.tile.block_n) * chosen.parts, plan.tile.threads(),
-               shared_bytes(chosen, pair)};
+               shared_bytes(chosen, headdim, headdim_v, pair)};
   // A warp takes 16 queries x 32 columns.
   plan.finish = {ceil_div(query_blocks(problem, kDqAccumRows) * (plan.tile.width / 32), kFinishThreads / 32), kFinishThreads, 0};
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
   plan.aligned_strides = aligned_strides(problem);
-  plan.unaligned_row = choose_row(problem, target, false);
+  plan.unaligned_row = choose_row(problem, target, false, without);
   plan.row_sum_offset = kept_blocks(problem, kDqAccumRows) * kDqAccumRows * plan.tile.width * 4;
   plan.semaphore_offset = plan.row_sum_offset + kept_rows(problem) * 4;
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + kept_blocks(problem, plan.tile.block_m)) * 4 : 0);
   if (chosen.query_stages == 2) {
-    const BackwardF32Tile tile = chosen.f32_tile();
+    const BackwardF32Tile tile = f32_tile_of(chosen, headdim, headdim_v);
     const int64_t blocks = kept_blocks(problem, tile.block_m);
     plan.query_blocks = static_cast<int>(problem.packed ? blocks / problem.nheads : ceil_div(problem.seqlen_q, tile.block_m));
     plan.split = {2 * query_blocks(problem, tile.block_m), kBackwardF32SplitThreads, 0};
@@ -389,8 +301,8 @@ jit::Request dbias_request(const V2BackwardKey& key) {
 
 jit::Request v2_backward_request(const V2BackwardKey& key) {
   if (key.kind == KernelKind::kV2DbiasZero || key.kind == KernelKind::kV2DbiasFinish) return dbias_request(key);
-  const V2BackwardRow row = row_of(key.row, key.headdim, key.headdim_v);
-  const BackwardTile& tile = row.tile;
+  const V2BackwardRow& row = kRows[key.row];
+  const BackwardTile tile = tile_of(row, key.headdim, key.headdim_v);
   const bool f32 = key.dtype == static_cast<int32_t>(DType::kF32);
   const auto flag = [](bool x) { return x ? "true" : "false"; };
   struct Kernel {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
@@ -17,22 +18,32 @@
 
 namespace fattn::core::cuda {
 
-// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. Of several the first of which `ctas`
-// fit into a multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
+// A BackwardTile of any widths.
+struct V2BackwardShape {
+  int block_m = 0, block_n = 0, key_groups = 1, group_warps = 1, chunk = 0;
+  bool pipelined = false;
+};
+
+// A row of the table of tiles (tiles/v2_backward.h): for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. Of several the
+// first of which `ctas` fit into a multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
 struct V2BackwardRow {
-  int level, headdim;
-  BackwardTile tile;
-  int ctas;    // a multiprocessor
-  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
-               // `chunk`
+  int level = 0, headdim = 0;
+  int ctas = 1;           // a multiprocessor
   bool f32 = false;       // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
+  bool tight = false;     // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin
+                          // differs in `chunk`
   int parts = 1;          // of a BackwardF32Tile
-  bool heavy = false;     // for masks of pairs, bias and dbias, and for terms and dropout with softcap: fewer registers for the rest
+  bool heavy = false;     // for what has fewer registers for the rest (kV2BackwardHeavy)
   bool staged = false;    // for masks of pairs and bias, which come through shared memory
   bool one_term = false;  // fp32, of those for one of bias, mask and documents alone, without ALiBi, dropout and softcap
   int query_stages = 1;   // of a BackwardF32Tile; 2 for plain problems on sm_90: q and dout are split by a kernel before
-  BackwardF32Tile f32_tile() const {
-    return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts, query_stages};
+  V2BackwardShape tile = {};
+
+  BackwardTile tile_of(int width, int width_v) const {
+    return {width, width_v, tile.block_m, tile.block_n, tile.key_groups, tile.group_warps, tile.chunk, tile.pipelined};
+  }
+  BackwardF32Tile f32_tile_of(int width, int width_v) const {
+    return {width, width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts, query_stages};
   }
 };
 std::span<const V2BackwardRow> v2_backward_rows();
@@ -55,8 +66,9 @@ struct V2BackwardKey {
 };
 static_assert(sizeof(V2BackwardKey) == 64);
 
-// Why the kernels cannot compute the problem on the target; empty: they can.
-std::string v2_backward_refusal(const Problem& problem, const V2Target& target);
+// Why the kernels cannot compute the problem on the target; empty: they can. `without` here and below: a rule on registers (spills.h) that is not to
+// count.
+std::string v2_backward_refusal(const Problem& problem, const V2Target& target, std::string_view without = {});
 
 struct V2BackwardLaunch {
   int64_t grid = 0;  // CTAs, one-dimensional; 0: nothing to do
@@ -79,7 +91,7 @@ struct V2BackwardPlan {
   int64_t q_parts_offset = 0, dout_parts_offset = 0, inverses_offset = 0;
 };
 // For problems that are not refused.
-V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
+V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target, std::string_view without = {});
 // The same with the main kernel of kernels/v1.
 V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 

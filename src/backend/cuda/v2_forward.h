@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
@@ -17,25 +18,25 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/v2/forward.h.
 struct V2ForwardTile {
-  int warps, row_tiles, block_n, stages, step_n, exact_n;  // exact_n: not in fp32
-  bool queries_in_registers;
-  int ctas;
+  int warps = 0, row_tiles = 0, block_n = 0, stages = 0, step_n = 0, exact_n = 0;  // exact_n: not in fp32
+  bool queries_in_registers = false;
+  int ctas = 0;
 
   constexpr int block_m() const { return warps * row_tiles * 16; }
   constexpr int threads() const { return warps * 32; }
   int shared_bytes(int headdim, int headdim_v, DType dtype) const;
 };
 
-// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. The first row is taken whose CTAs, as
-// many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
+// A row of the table of tiles (tiles/v2_forward.h): for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. The first row is
+// taken whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
 struct V2ForwardRow {
-  int level, headdim;
-  bool causal;  // also under a causal mask or in a window, and in fp32 of unequal widths
-  V2ForwardTile tile;
+  int level = 0, headdim = 0;
+  bool causal = true;  // also under a causal mask or in a window
   bool f32 = false;
-  bool heavy = false;   // for terms of pairs and dropout, in fp32 also for softcap above headdim 64 and, but for 9.0, for windows
+  bool heavy = false;   // for terms of pairs, dropout and what else takes registers (kV2ForwardHeavy)
   bool hides = true;    // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
+  V2ForwardTile tile = {};
 };
 std::span<const V2ForwardRow> v2_forward_rows();
 
@@ -55,8 +56,9 @@ struct V2ForwardKey {
 };
 static_assert(sizeof(V2ForwardKey) == 64);
 
-// Why the kernel cannot compute the problem on the target; empty: it can.
-std::string v2_forward_refusal(const Problem& problem, const V2Target& target);
+// Why the kernel cannot compute the problem on the target; empty: it can. `without` here and below: a rule on registers (spills.h) that is not to
+// count.
+std::string v2_forward_refusal(const Problem& problem, const V2Target& target, std::string_view without = {});
 
 struct V2ForwardPlan {
   V2ForwardKey key;  // but for `aligned`, which depends on the pointers
@@ -67,7 +69,7 @@ struct V2ForwardPlan {
   bool aligned_strides = false;
 };
 // For problems that are not refused.
-V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
+V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target, std::string_view without = {});
 
 // The key of a call whose tensors begin at multiples of 16 bytes, or not: 16-byte copies, or the slower ones that take any address.
 V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned);

@@ -1,14 +1,13 @@
 #include "backend/cuda/v2_refusal.h"
 
-#include <algorithm>
-
 #include "backend/cuda/limits.h"
+#include "backend/cuda/tiles/v2_common.h"
 #include "plan/features.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
 
-std::string v2_refusal(const Problem& problem, const V2Target& target) {
+std::string v2_refusal(const Problem& problem, const V2Target& target, std::string_view without) {
   if (std::string why = lacks(problem, Way::kCudaV2); !why.empty()) return why;
   if (problem.dtype == DType::kF64) return "dtype is fp64; the CUDA kernels of algorithm v2 take fp32, fp16 and bf16";
   if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
@@ -19,11 +18,8 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (problem.dbias.given && problem.softcap > 0)
     return "the CUDA kernels have no dbias with softcap: the gradient of a score is not kept apart from that of what softcap is taken of; use the "
            "CPU";
-  if (problem.has_documents && problem.bias.given && problem.pair_mask.given && std::max(problem.headdim, problem.headdim_v) > 192)
-    return text(
-        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-        "; with documents, a bias and a mask of pairs together the CUDA kernels have registers for up to 192: have the mask, or -Inf in the bias, "
-        "say what documents say, or use the CPU");
+  const RegisterFacts facts = register_facts(problem, pair_features(problem), target.arch, target.level);
+  if (std::string why = register_refusal(kV2Refusals, facts, without); !why.empty()) return why;
   if (problem.headdim > 256 || problem.headdim_v > 256) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
   }

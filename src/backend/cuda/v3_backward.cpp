@@ -4,8 +4,9 @@
 #include <limits>
 
 #include "backend/cuda/call_params.h"
-#include "backend/cuda/kernel_source.h"
 #include "backend/cuda/limits.h"
+#include "backend/cuda/spills.h"
+#include "backend/cuda/tiles/v3_backward.h"
 #include "backend/cuda/v3_mask_words.h"
 #include "device/tensor_map.h"
 #include "device_abi/v3_documents.h"
@@ -16,43 +17,21 @@
 namespace fattn::core::cuda {
 namespace {
 
-// What build/tests/tune_v3_backward finds fastest (docs/results/h200-v3-backward-tune.json), but where less than 1.5 % is between them. Headdim 256,
-// 2026-11-22, one H200, bf16, batch * seqlen 16384, 8 heads, seqlen 512, 2048 and 8192, in TFLOP/s: 299, 445 and 499, causal 198, 369 and 480; with
-// dq through one staging buffer (and dK after dP) 279, 384 and 396, causal 192, 329 and 397. The additions to global memory are the limit (the way
-// into the L2 is busy for 88 % of the time; without them 396, 625 and 674). 192: the same tile, 0.80 to 0.90 of the mean of 128 and 256; with three
-// stages, or two places for P, 0.98 to 1.01 of that.
-// clang-format off
-constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi, causal, no_causal_fp32_bias
-    {64, {false, 3, 3, 2, false, 144, 80, 0}, false, false, false, true},  // which spills
-    {64, {false, 2, 3, 2, true, 208, 72, 24}, false, false, true},
-    {96, {false, 2, 3, 2, true, 200, 88, 24}, false, false, true},  // without a mask 3 to 7 % slower than the next
-    {128, {false, 2, 3, 2, true, 208, 72, 24}},
-    {192, {true, 2, 2, 0, true, 192, 104, 24}},
-    {256, {true, 2, 2, 0, true, 208, 72, 24}},
-    // with dropout, whose bits are made by the loader's idle warps or, at 64, by warps of dq; not tuned
-    {64, {false, 3, 3, 2, false, 144, 80, 0}, true, true},  // ALiBi besides spills
-    {128, {false, 2, 3, 2, true, 208, 64, 32}, true},
-    {192, {true, 2, 2, 0, true, 208, 64, 32}, true},
-    {256, {true, 2, 2, 0, true, 208, 64, 32}, true},
-};
-// clang-format on
+constexpr auto& kRows = kV3BackwardTable;
 
-// setmaxnreg beyond what the launch gave would wait for ever.
-static_assert([] {
-  for (const V3BackwardRow& row : kRows)
-    if (row.tile.moved_registers() > row.tile.launch_registers() * (row.tile.threads() / 128)) return false;
-  return true;
-}());
+RegisterFacts facts_of(const Problem& problem) { return register_facts(problem, v3_pair_features(problem), kV3Arch, 0); }
 
-int choose_row(const Problem& problem, const V3Target& target) {
+// The row of the table, the first as wide, or -1 if that does not fit.
+int choose_row(const Problem& problem, const V3Target& target, std::string_view without) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) &&
-        !(kRows[i].causal && v3_mask(problem) != V3Mask::kCausal) &&
-        !(kRows[i].no_causal_fp32_bias && v3_mask(problem) == V3Mask::kCausal && v3_pair_features(problem).bias == 2) &&
-        kRows[i].width >= std::max(width, width_v))
-      return kRows[i].tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes ? i : -1;
+  const RegisterFacts facts = facts_of(problem);
+  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
+    const V3BackwardRow& row = kRows[i];
+    if (row.dropout != (problem.dropout_below > 0) || (row.causal && v3_mask(problem) != V3Mask::kCausal) || row.width < std::max(width, width_v))
+      continue;
+    if (spills(kV3BackwardSpills, row, facts, without)) continue;
+    return row.tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes ? i : -1;
+  }
   return -1;
 }
 
@@ -60,28 +39,11 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.de
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
-// What has no registers beside the sums and the scores.
-std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
-  if (p.softcap > 0 && p.dropout_below > 0) return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
-  if (p.has_alibi && p.dropout_below > 0 && (v3_lengths(p) || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
-    return "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
-           "deterministic; algorithm v2 does all";
-  if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
-    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-                "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
-  if (p.packed && p.has_alibi && p.dropout_below > 0)  // spills of 4 bytes at headdim 128
-    return "algorithm v3's backward pass has no registers for packed sequences, ALiBi and dropout together; algorithm v2 does all";
-  if (p.packed && p.has_alibi && row.width == 128 && !p.causal)  // likewise
-    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-                "; algorithm v3's backward pass has registers for ALiBi in packed sequences, unless it is causal, up to 64 and above 128");
-  return {};
-}
-
 constexpr int kDbiasKeys = 128;  // of a tile of kernels/v3/backward_dbias.h
 
 // Of masks of pairs and biases. With ALiBi or softcap some kernels of a mask spill up to 36 bytes, with lengths in fp16 8; with a window, dropout or
 // deterministic they compile, but have not been checked on a GPU.
-std::string term_refusal(const Problem& p) {
+std::string term_refusal(const Problem& p, std::string_view without) {
   if (p.dbias.given && !p.bias.given) return "algorithm v3's backward pass has no dbias without a bias; algorithm v2 has";
   if (!p.pair_mask.given && !p.bias.given) return {};
   const char* const name = p.bias.given ? "bias" : "mask of pairs";
@@ -98,9 +60,7 @@ std::string term_refusal(const Problem& p) {
   if (p.pair_mask.given)
     if (std::string why = v3_mask_words_refusal(p); !why.empty()) return why;
   if (!p.bias.given) return {};
-  if (p.bias.dtype == DType::kF32 && p.pair_mask.given)  // spills of 4 and 8 bytes at headdim 64 and 256
-    return "algorithm v3's backward pass has no registers for a bias in fp32 together with a mask of pairs; algorithm v2 does both, and so does a "
-           "bias of q's dtype";
+  if (std::string why = register_refusal(kV3BackwardTermRefusals, facts_of(p), without); !why.empty()) return why;
   const Strides& of = p.bias.strides;
   if (p.bias.dtype != DType::kF32 && (p.seqlen_k % 2 != 0 || of.batch % 2 != 0 || of.row % 2 != 0 || of.head % 2 != 0))
     return text("seqlen_k is ", p.seqlen_k, " and the bias has strides of ", of.batch, ", ", of.row, " and ", of.head,
@@ -212,7 +172,7 @@ int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pai
 
 std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 
-std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
+std::string v3_backward_refusal(const Problem& problem, const V3Target& target, std::string_view without) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
   if (problem.fp32_out) return "algorithm v3's backward pass writes dq, dk and dv in q's dtype; algorithm v2 writes them in fp32, too";
@@ -223,7 +183,7 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
                 : problem.has_alibi   ? "ALiBi"
                                       : "dropout",
                 "; algorithm v2 does both");
-  why = term_refusal(problem);
+  why = term_refusal(problem, without);
   if (!why.empty()) return why;
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
@@ -235,11 +195,11 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (why.empty()) why = unaligned(problem.o, problem, "o");
   if (why.empty()) why = unaligned(problem.dq, problem, "dq");
   if (!why.empty()) return why;
-  const int row = choose_row(problem, target);
+  const int row = choose_row(problem, target, without);
   if (row < 0)
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
-  why = register_refusal(problem, kRows[row]);
+  why = register_refusal(kV3BackwardRefusals, facts_of(problem), without);
   if (!why.empty()) return why;
   // Counted in 32 bits.
   const int64_t tiles = std::max(row_blocks_of(problem), key_tiles_of(problem, kRows[row].tile.block_n()));
@@ -250,7 +210,6 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   return {};
 }
 
-// Of kernels/v3/backward_dbias.h: its shared memory.
 int dbias_shared_bytes(const V3BackwardKey& key) {
   const int columns = v3_columns(key.width) + v3_columns(key.width_v), key_stages = 2, stages = std::max(key.width, key.width_v) <= 64 ? 4 : 2;
   return kColumnBytes * columns * (key_stages * kDbiasKeys + stages * kV3BackwardRows) + stages * 2 * 4 * kV3BackwardRows +
@@ -268,8 +227,8 @@ void divide_dbias(const Problem& p, const V3Target& target, V3BackwardPlan& plan
   plan.dbias_shared_bytes = dbias_shared_bytes(plan.dbias);
 }
 
-V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) {
-  const int row = choose_row(problem, target);
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, std::string_view without) {
+  const int row = choose_row(problem, target, without);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_backward() was called for a problem that v3_backward_refusal() refuses");
   V3BackwardPlan plan = plan_v3_backward(problem, target, kRows[row].tile);
   for (V3BackwardKey* key : {&plan.main, &plan.finish})
@@ -421,80 +380,6 @@ V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan) {
 
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan) {
   return {.block_n = plan.tile.block_n(), .lengths = problem.has_seqused_k};
-}
-
-jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
-  const std::string entry = "fattn_v3_packed_key_tiles";
-  return {
-      .entry = entry,
-      .source = text(
-          "// tiles of ", key.block_n, " keys of packed sequences", key.lengths != 0 ? " with lengths" : "",
-          "\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
-          "(const __grid_constant__ fattn::PairParams call, const __grid_constant__ fattn::V3BackwardWork work) {\n  fattn::v3::packed_key_tiles<",
-          key.block_n, key.lengths != 0 ? ", true" : ", false", ">(call, work);\n}\n"),
-      .arch = kV3Arch,
-      .arch_specific = true};
-}
-
-jit::Request v3_backward_request(const V3BackwardKey& key) { return v3_backward_request(key, kRows[key.row].tile); }
-
-jit::Request v3_backward_request(const V3BackwardKey& key, const V3BackwardTile& tile) {
-  const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish;
-  const bool dbias = key.kind == KernelKind::kV3BackwardDbias, main = !prepare && !finish && !dbias;
-  const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : dbias ? "backward_dbias" : "backward";
-  const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : dbias ? "fattn_v3_bwd_dbias" : "fattn_v3_bwd";
-  V3Source source(key.dtype, key.width, key.width_v);
-  source.comment_on(key.mask, key.score);
-  if (key.deterministic != 0) source.add(", deterministic");
-  if (key.ring != 0) source.add(", many heads");
-  source.add(names_of_pair(key.pair));
-  if (main) source.add(", tile ", kV3BackwardRows, " x ", tile.block_n());
-  source.add("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
-  source.add_element(key.dtype);
-  source.add_int("kHeaddim", key.width);
-  if (!finish) source.add_int("kHeaddimV", key.width_v);
-  if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
-  const PairFeatures its = pair_features_of(key.pair);
-  if (!prepare && its.documents)
-    source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
-  else if (main && its.mask)
-    source.add_type(
-        "Mask", text("v3::PairsMask<fattn::", key.mask == V3Mask::kFull ? "v3::EntryMask" : kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
-  else if (!prepare && key.mask == V3Mask::kFull && (its.packed || its.mask || its.bias != 0))
-    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden, or any pairs
-  else if (!prepare)
-    source.add_mask(key.mask);
-  if (!prepare) source.add_score(key.score);
-  if (key.ring != 0) source.add_bool("kRing", true);
-  if (finish) source.add_int("kBlockN", tile.block_n());
-  if (main) {
-    source.add_bool("kByRole", tile.by_role);
-    source.add_int("kGroups", tile.groups);
-    source.add_int("kStages", tile.stages);
-    source.add_int("kStagings", tile.stagings);
-    source.add_bool("kOwnLoader", tile.own_loader);
-    source.add_int("kMainRegisters", tile.main_registers);
-    source.add_int("kDqRegisters", tile.dq_registers);
-    source.add_int("kLoaderRegisters", tile.loader_registers);
-  }
-  source.add(pair_line(key.pair), "};\n");
-  if (main)  // what the host counted on
-    source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
-               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v, pair_features_of(key.pair)), ");\n");
-  if (dbias)
-    source.add("static_assert(fattn::v3::DbiasShape<Spec>::kThreads == ", kV3DbiasThreads,
-               " && fattn::v3::DbiasShape<Spec>::kSharedBytes == ", dbias_shared_bytes(key), ");\n");
-  const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : dbias ? kV3DbiasThreads : tile.threads();
-  source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
-             "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),
-             " call, const __grid_constant__ fattn::V3BackwardWork work");
-  if (prepare) {
-    source.add(") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n");
-  } else {
-    for (const char* name : {"q", "k", "v", "dout", "dk", "dv"}) source.add(",\n    const __grid_constant__ fattn::TensorMap ", name);
-    source.add(") {\n  fattn::v3::", function, "<Spec>({call, work, q, k, v, dout, dk, dv});\n}\n");
-  }
-  return {.entry = entry, .source = source.text(), .arch = kV3Arch, .arch_specific = true};
 }
 
 }  // namespace fattn::core::cuda

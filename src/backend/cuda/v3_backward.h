@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/v2_backward.h"
@@ -21,10 +22,10 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/v3/backward_shape.h.
 struct V3BackwardTile {
-  bool by_role;
-  int groups, stages, stagings;
-  bool own_loader;
-  int main_registers, dq_registers, loader_registers;
+  bool by_role = false;
+  int groups = 0, stages = 0, stagings = 0;
+  bool own_loader = false;
+  int main_registers = 0, dq_registers = 0, loader_registers = 0;
 
   constexpr int block_n() const { return by_role ? 64 : 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1 + (own_loader ? 1 : 0)); }
@@ -34,12 +35,12 @@ struct V3BackwardTile {
   bool operator==(const V3BackwardTile&) const = default;
 };
 
-// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi; causal: only
-// under a causal mask; no_causal_fp32_bias: not with both of these.
+// A row of the table of tiles (tiles/v3_backward.h): for the wider of headdim and headdim_v up to `width`, with or without dropout; causal: only
+// under a causal mask.
 struct V3BackwardRow {
-  int width;
-  V3BackwardTile tile;
-  bool dropout = false, no_alibi = false, causal = false, no_causal_fp32_bias = false;
+  int width = 0;
+  bool dropout = false, causal = false;
+  V3BackwardTile tile = {};
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
@@ -68,8 +69,9 @@ struct V3PackedKeyTilesKey {
 static_assert(sizeof(V3PackedKeyTilesKey) == 64);
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
 
-// Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
-std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
+// Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes(). `without` here and
+// below: a rule on registers (spills.h) that is not to count.
+std::string v3_backward_refusal(const Problem& problem, const V3Target& target, std::string_view without = {});
 
 // Launched in this order on one stream: prepare, with documents the kernel that finds their blocks, with a mask of pairs the one that makes words of
 // it, main, finish. All but the first come up while the one before still runs. Of packed sequences a kernel that lists tiles is before them all, and
@@ -100,7 +102,7 @@ V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3Back
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.
-V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, std::string_view without = {});
 // With a tile that the table need not have, as the search for tiles tries them; the row is -1 in keys of kernels that depend on the tile.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, const V3BackwardTile& tile);
 // Also with the number of key heads in a generation of the ring of dq's accumulators, or 0: none. A ring needs two generations at least, and kernels
@@ -123,6 +125,7 @@ struct V3BackwardParams {
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
                             const fattn_buffers& buffers);
 inline constexpr int kV3DbiasThreads = 384;
+int dbias_shared_bytes(const V3BackwardKey& key);  // of kernels/v3/backward_dbias.h
 
 jit::Request v3_backward_request(const V3BackwardKey& key);
 jit::Request v3_backward_request(const V3BackwardKey& key, const V3BackwardTile& tile);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "backend/cuda/call_params.h"
 #include "backend/cuda/kernel_source.h"
 #include "backend/cuda/limits.h"
+#include "backend/cuda/tiles/v3_forward.h"
+#include "backend/cuda/tiles/v3_forward_rules.h"
 #include "backend/cuda/v3_mask_words.h"
 #include "backend/cuda/v3_sections.h"
 #include "device/tensor_map.h"
@@ -18,117 +19,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-constexpr int kAnyLength = std::numeric_limits<int>::max();
-
-// Measured 2026-11-21 on one H200 (CUDA 13.0, driver 580.159), bf16, batch * seqlen = 16384, nheads * headdim = 2048, medians of 15 to 20 launches by
-// events, in turn with cuDNN through torch 2.11. TFLOP/s of the first row at seqlen 512, 2048, 8192, 16384 and of what it was chosen over:
-//   64          431 563 564 567; 3 groups x 128 keys: 389 543 565 567; 3 x 64: 365 502 518 520; 2 x 128: 400 516 517 520
-//   64 causal   260 430 510 527; 3 x 128: 203 399 513 540; 3 x 64, skipping: 221 384 475 496; 2 x 128: 218 387 465 481
-//   128         517 729 738 703; 2 x 128: 504 708 736 709
-//   128 causal  294 521 563 606; 2 x 128: 282 551 664 713; 3 x 64, skipping: 296 532 612 657
-//   256         533 755 810 815; 3 + 2 stages: 526 750 808 815
-//   256 causal  293 606 777 794; in turns at the tensor cores instead of skipping: 277 593 770 792
-//   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
-// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128:
-// 265 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
-//   Long ones at the limit of power, 2026-11-26, turns of 0.2 s (docs/results/h200-v3-forward-tune.json), causal: 64, seqlen 8192 and 16384, 535
-// 564 and 3 x 128 504 530; 128, seqlen 16384, 692 and 2 x 128 663 (in the suite, whose calls are apart, 0.99 of 2 x 128), which at 8192 is ahead, 647
-// and below 612.
-//   Windows of 1024 keys, causal, 2026-11-22 as above, seqlen 16384, against what there was before (head after head; now side by side):
-//   64   4 x 64, skipping, 6 + 6 stages 457, 8 + 8 454, 4 + 4 450; 3 x 64 413; in turns 3 x 128 396
-//   96   3 x 64, skipping 531, with one buffer of queries and 6 + 5 stages 500; in turns 2 x 128 446
-//   128  3 x 64, skipping 625, with one buffer of queries and 6 + 5 stages 575; 2 x 64, 5 + 5 stages 528; in turns 2 x 128 572 (464 where each
-//        warpgroup multiplies only the half that it sees of the first and the last block: more code)
-//   192  2 x 64, skipping 587, with one buffer of queries and 4 + 3 stages 560; in turns 536
-//   256  2 x 64, skipping, 2 + 3 stages 602, 3 + 2 576, 2 + 2 572 (579 with queries for both warpgroups at once); in turns 554
-// Since then warpgroups join tiles across blocks that they pass over: 64 455 before, 457 now; 96 529, 535; 128 616, 622 (means of two turns).
-//   With softcap, one H100, 2026-11-26, turns of 0.2 s, batch * seqlen = 16384:
-//   64         seqlen 4096, 4 x 64 438, 2 x 128 387
-//   64 causal  seqlen 512, 1024, 8192, 16384, 4 x 64, skipping, 8 eighths early 232 306 418 422, 6 early 233 300 402 415; 2 x 128 196 265 395 404
-//   96 causal  seqlen 512, 2048, 3 x 64, skipping 235 409; 2 x 128 221 371
-//   128        seqlen 4096, 2 x 128 584, 3 x 64 570; causal 531 and below 499
-// clang-format off
-constexpr V3ForwardRow kRows[] = {
-    // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
-    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}},
-    {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDropout},
-    {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
-    {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kUncapped},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kPlain},
-    {64, V3Mask::kCausal, kAnyLength, 0.94, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, false, true, 8, 32, 112}, V3RowScores::kCapped},
-    {64, V3Mask::kCausal, kAnyLength, 0.94, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
-    {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, V3Mask::kCausal, 2048, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {3, 96, 3, 2, 2, true, false, 4, 32, 160}, V3RowScores::kUncapped},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
-    {128, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kCausal, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
-    {128, V3Mask::kCausal, 8192, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kPlain},
-    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 2, 2, true, false, 8, 40, 232}},
-    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
-    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
-    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
-    {64, V3Mask::kWindow, kAnyLength, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
-    {96, V3Mask::kWindow, kAnyLength, 0.84, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
-    {128, V3Mask::kWindow, kAnyLength, 0.92, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDocuments},
-    {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, true, false, 8, 40, 232}, V3RowScores::kTightDocuments},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, true, false, 8, 40, 232}, V3RowScores::kTightDocuments},
-    // With a mask of pairs alone, where its tile is not one of those above. One H200, 2026-11-23, bf16, batch 4, seqlen 4096, nheads * headdim = 2048,
-    // time over that without a mask, of a random mask for all heads and of one that hides nothing: 64: 3 x 128 with two buffers of queries 1.17, 1.08;
-    // 4 x 64 as without 1.16, 1.05. 64 causal: 4 x 64 1.25, 1.16; 3 x 128, skipping 1.30, 1.35; 3 x 64 1.50, 1.39. Since dominant weights are exact 3 x
-    // 128 spills with two buffers, and 4 x 64 under a causal mask (it also computes blocks that hide everything). 128: 2 x 128 1.21, 1.10; 3 x 64 as
-    // without 1.23, 1.15.
-    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 4, 4, 1, true, false, 4, 32, 160}, V3RowScores::kMask},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 4, 4, 1, true, false, 4, 32, 160}, V3RowScores::kMask},
-    // With a bias; the number behind registers: stages of its tiles. Of each width the first that has room. One H200, 2026-11-23, bf16, batch 4, seqlen
-    // 4096, without another mask, TFLOP/s with a bias in bf16 and in fp32, and of v2: 64: 255, 212; 235, 171; 128: 422, 363; 284, 247; 256: 489, 448;
-    // 218, 211. Other tiles were not tried.
-    {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
-    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
-    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
-    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
-};
-// clang-format on
-
-static_assert([] {
-  for (const V3ForwardRow& row : kRows)
-    if (!row.tile.registers_suffice()) return false;
-  return true;
-}());
+constexpr auto& kRows = kV3ForwardTable;
 
 int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
@@ -137,19 +28,12 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
   return fattn::most_packed_tiles(problem.total_q, problem.batch, tile.block_m());
 }
 
+RegisterFacts facts_of(const Problem& problem) { return register_facts(problem, v3_pair_features(problem), kV3Arch, 0); }
+
 // Whether a row takes such problems; seqlen_k apart.
-bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
+bool takes(const V3ForwardRow& row, const Problem& problem, const RegisterFacts& facts, const V3Target& target, std::string_view without) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.fp32_out          ? row.has_registers()
-                      : problem.bias.given      ? row.takes_terms()
-                      : problem.pair_mask.given ? row.takes_mask(registers)
-                      : problem.has_documents
-                          ? row.takes_documents(registers || problem.has_alibi, problem.dropout_below > 0 || problem.softcap > 0, problem.packed)
-                      : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
-                      : registers                 ? row.takes_lengths(problem.softcap > 0 || problem.has_alibi, problem.packed)
-                                                  : row.takes(problem.softcap > 0);
-  return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
+  return row.mask == v3_mask(problem) && row.width == v3_row_width(width, width_v) && v3_row_takes(row, facts, without) &&
          row.tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes;
 }
 
@@ -160,11 +44,9 @@ double waves(const Problem& problem, const V3ForwardTile& tile, const V3Target& 
 }
 
 // Of packed sequences, by the means of their rows and keys, a sequence's. Each ends in the middle of a tile, unless all have as many rows as the
-// longest. A tile costs something besides its pairs. One H100, 2026-11-25, bf16, 16384 rows, nheads * headdim = 2048, ms of tiles of 128 rows and of
-// those of 256 (headdim 64) or 192: 32 sequences of 512 0.189 and 0.157, headdim 128 0.148 and 0.140; of 64 to 192 rows 0.196 and 0.170, causal 0.202
-// and 0.167; of 32 to 96 0.248 and 0.275, causal 0.245 and 0.287; headdim 128, of 128 to 384 0.146 and 0.130.
+// longest. A tile costs something besides its pairs.
 double time_of_sequences(const Problem& problem, const V3ForwardRow& row) {
-  constexpr double kPairsOfATile = 32768;  // what those times leave
+  constexpr double kPairsOfATile = 32768;  // what times of short and long sequences leave
   const int64_t sequences = std::max<int64_t>(1, problem.batch);
   const double rows = static_cast<double>(problem.total_q) / static_cast<double>(sequences), block_m = row.tile.block_m();
   const int64_t mean_q = std::max<int64_t>(1, problem.total_q / sequences), mean_k = problem.total_k / sequences;
@@ -177,13 +59,14 @@ double time_of_sequences(const Problem& problem, const V3ForwardRow& row) {
 
 // The row of the table, -1 if nothing fits: the first that takes the problem, for these lengths. In small problems, of few waves, it is whichever of
 // them takes the least time, and of packed sequences always: how many waves they are is in device memory.
-int choose_row(const Problem& problem, const V3Target& target) {
+int choose_row(const Problem& problem, const V3Target& target, std::string_view without) {
+  const RegisterFacts facts = facts_of(problem);
   constexpr double kFewWaves = 4;
   int best = -1, most_keys = 0;
   double least = 0;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V3ForwardRow& row = kRows[i];
-    if (!takes(row, problem, target) || problem.seqlen_k > row.most_keys) continue;
+    if (!takes(row, problem, facts, target, without) || problem.seqlen_k > row.most_keys) continue;
     const double count = waves(problem, row.tile, target),
                  time = problem.packed ? time_of_sequences(problem, row) : count * row.tile.block_m() / row.speed;
     if (best < 0) {
@@ -263,9 +146,6 @@ int window_heads_per_section(const Problem& problem, const V3Target& target, con
 // The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns.
 // Under a causal mask the tiles of several heads run side by side, the longest first, of heads that have their keys and values in L2 together:
 // v3_sections.h says how many. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free.
-// Measured 2026-11-21 as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
-//   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
-//   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
 void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& plan) {
   const int64_t heads = problem.batch * problem.nheads;
   plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target.multiprocessors));
@@ -291,15 +171,18 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));
     return;
   }
-  // Short heads come and go faster than L2 is filled: measured 2026-11-22 as above, heads a section, TFLOP/s: headdim 128, seqlen 512: 132 304, 66
-  // 317, 44 327, 33 320, 22 324; 1024: 132 407, 66 484, 44 484, 33 467, 22 478; 2048: 44 580, 22 600, 16 415; 8192: 32 674, 11 671, 22 621, 12 572, 6
-  // 563; headdim 192, seqlen 1024: 44 497, 33 511; 256, seqlen 512: 44 326, 33 338; 1024: 66 452, 44 489, 33 506, 16 357. The balance says the same
-  // of 12 and 6 at seqlen 8192: 0.84 and 0.83 of that of 11.
+  // Short heads come and go faster than L2 is filled: fewer of them side by side were faster.
   if (plan.row_tiles < 32) turns.most_in_a_section = std::max<int64_t>(1, target.l2_bytes * 5 / 8 / head_bytes * problem.group());
   plan.heads_per_section = static_cast<int>(v3_heads_per_section(turns));
 }
 
 }  // namespace
+
+bool v3_row_takes(const V3ForwardRow& row, const RegisterFacts& facts, std::string_view without) {
+  for (const V3ForwardRowsFor& rule : kV3ForwardRowsFor)
+    if (rule.where.holds(facts) && rule.name != without) return rule.rows.has(row);
+  return false;
+}
 
 int v3_row_width(int width, int width_v) {
   int least = 256;
@@ -319,40 +202,24 @@ int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
-std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
+std::string v3_forward_refusal(const Problem& problem, const V3Target& target, std::string_view without) {
   std::string why = v3_refusal(problem);
-  if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
-    why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
-  if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
-    why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
-  if (why.empty() && problem.has_sinks && problem.pair_mask.given)  // spills of 8 to 96 bytes up to headdim 96
-    why = "algorithm v3's forward pass has no registers for a mask of pairs with sinks; algorithm v2 does both";
-  if (why.empty() && problem.has_sinks && problem.softcap > 0 && std::max(problem.headdim, problem.headdim_v) > 192)  // 20 bytes
-    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for softcap with sinks up to 192; algorithm v2 does both");
+  const RegisterFacts facts = facts_of(problem);
+  if (why.empty()) why = register_refusal(kV3ForwardScoreRefusals, facts, without);
   if (why.empty() && problem.softcap > 0 && ratio_underflows(problem))
     why = text("softmax_scale is ", problem.softmax_scale, " and softcap ", problem.softcap,
                "; algorithm v3's forward pass wants a softmax_scale of at least 1e-12 of softcap; algorithm v2 takes any");
   if (why.empty() && problem.fp32_out &&
       (v3_pair_features(problem).any() || problem.has_sinks || problem.softcap > 0))  // not compiled for all of them yet
     why = "algorithm v3's forward pass has outputs in fp32 beside causal masks and windows alone; algorithm v2 has them beside every option";
-  if (why.empty() && problem.fp32_out && problem.windowed() && std::max(problem.headdim, problem.headdim_v) > 192)  // spills of 4 bytes
-    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for outputs in fp32 in a window up to 192; algorithm v2 has them for wider ones");
+  if (why.empty()) why = register_refusal(kV3ForwardRefusals, facts, without);
   if (why.empty()) why = term_refusal(problem);
-  const int64_t width = std::max(problem.headdim, problem.headdim_v);
-  if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes
-    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for ALiBi and dropout together up to 192, and none for lengths (seqused_k) besides");
-  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && v3_lengths(problem) && width > 192)  // 28 bytes
-    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for dropout in a window with lengths (seqused_k) up to 192");
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
   if (why.empty()) why = tensor_map_refusal(tiled_o(problem, 64), "o");
   if (!why.empty()) return why;
-  const int row = choose_row(problem, target);
+  const int row = choose_row(problem, target, without);
   if (row < 0)
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
@@ -370,8 +237,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   return {};
 }
 
-V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target) {
-  const int row = choose_row(problem, target);
+V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, std::string_view without) {
+  const int row = choose_row(problem, target, without);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_forward() was called for a problem that v3_forward_refusal() refuses");
   V3ForwardPlan plan = plan_v3_forward(problem, target, kRows[row].tile);
   plan.key.row = row;

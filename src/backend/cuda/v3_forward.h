@@ -4,10 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/spills.h"
 #include "backend/cuda/target.h"
 #include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
@@ -21,9 +24,9 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/v3/forward_shape.h.
 struct V3ForwardTile {
-  int groups, block_n, stages_k, stages_v, query_buffers;
-  bool ping_pong, skip;
-  int early_eighths, producer_registers, consumer_registers;
+  int groups = 0, block_n = 0, stages_k = 0, stages_v = 0, query_buffers = 0;
+  bool ping_pong = false, skip = false;
+  int early_eighths = 0, producer_registers = 0, consumer_registers = 0;
   int stages_terms = 0;
 
   // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many. Kernels with softcap are it in any case.
@@ -41,70 +44,25 @@ struct V3ForwardTile {
   int shared_bytes(int width, int width_v, const PairFeatures& pair = {}) const;
 };
 
-// Which scores a row of the table is for: capped ones want registers, of four warpgroups under a causal mask all exponentials early.
-// Documents in windows or beside other features want more, and with softcap or dropout leave the widest heads none to pass over blocks.
-// Biases want registers too, and room for their tiles.
-// A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
-// Plain ones have no feature of a pair but ALiBi, and no softcap.
+// What a row of the table is for: kAny, kUncapped and kCapped for most of what problems have, the others for one thing alone. Capped scores want
+// registers, of four warpgroups under a causal mask all exponentials early. Documents in windows or beside other features want more, and with softcap
+// or dropout leave the widest heads none to pass over blocks (kTightDocuments). Biases want registers too, and room for their tiles. kPlain: no
+// feature of a pair but ALiBi, and no softcap. tiles/v3_forward_rules.h says which problems have which.
 enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTightDocuments, kTerms, kMask, kDropout, kPlain };
 
-// A row of the table of tiles.
+// A row of the table of tiles (tiles/v3_forward.h).
 struct V3ForwardRow {
-  int width;  // v3_row_width() of the problem's
-  V3Mask mask;
-  int most_keys;  // for seqlen_k up to this
-  double speed;   // over that of the first row for such problems, when all multiprocessors are busy
-  V3ForwardTile tile;
+  int width = 0;  // v3_row_width() of the problem's
+  V3Mask mask = V3Mask::kFull;
+  int most_keys = std::numeric_limits<int>::max();  // for seqlen_k up to this
+  double speed = 1;                                 // over that of the first row for such problems, when all multiprocessors are busy
   V3RowScores scores = V3RowScores::kAny;
-  // Two warpgroups have registers for most of what problems have besides.
-  constexpr bool has_registers() const { return tile.groups <= 2 && !special(); }
-  // Lengths, or packed sequences; `more`: with ALiBi or softcap besides. At headdim 64 packed sequences in windows have no registers for more
-  // warpgroups (spills of 4 bytes), lengths under a causal mask none for three (8 bytes). Other rows with registers for softcap are for it. Windows
-  // of 1024 keys over 4 packed sequences of 4096 rows (one H100, 2026-11-25): three warpgroups 0.92 of the time of two at headdim 96, 0.91 at 128; of
-  // 256 keys over 16 of 64 to 1984 rows 0.94 and 0.86.
-  constexpr bool takes_lengths(bool more, bool packed) const {
-    if (more || (packed && mask == V3Mask::kWindow && width == 64)) return has_registers();
-    if (width == 64 && mask == V3Mask::kCausal && !packed)
-      return tile.groups != 3 && !special() && !(scores == V3RowScores::kCapped && tile.groups > 2);
-    return scores != V3RowScores::kCapped && !special();
-  }
-  // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
-  // Three warpgroups are faster by a tenth at headdim 64, causal, and have registers without; four have none. Without a mask their 192 rows
-  // cross more documents than that is worth: 4 x 4096, 32 heads, 4 documents each 0.366 ms, of two 0.339; of uneven length 0.537 and 0.502.
-  // `many`: with softcap or dropout. In packed sequences the widest heads have registers for these all the same.
-  constexpr bool takes_documents(bool more, bool many, bool packed) const {
-    const bool tight = width == 256 && mask != V3Mask::kFull && many && !packed;
-    if (tight || scores == V3RowScores::kTightDocuments) return tight && scores == V3RowScores::kTightDocuments;
-    more = more || many || packed;
-    if (width == 64 && mask == V3Mask::kCausal && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
-    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : has_registers();
-  }
-  // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
-  // with lengths, packed sequences or ALiBi besides.
-  constexpr bool takes_dropout(bool more) const {
-    if (width == 64 && mask == V3Mask::kCausal && !more) return scores == V3RowScores::kDropout;
-    const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
-    return tile.block_n % 64 == 0 && tile.groups <= groups && !special();
-  }
-  constexpr bool takes(bool capped) const {
-    if (scores == V3RowScores::kPlain) return !capped;
-    return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped);
-  }
-  constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
-  // A mask of pairs alone: its words are of 64 keys. At headdim 64 it has tiles of its own; at 128, without another mask, two
-  // warpgroups are faster.
-  constexpr bool takes_mask(bool lengths) const {
-    if (lengths) return has_registers() && tile.block_n % 64 == 0;
-    if (width == 64) return scores == V3RowScores::kMask;
-    return tile.block_n % 64 == 0 && !special() && !(width == 128 && mask == V3Mask::kFull && tile.groups > 2);
-  }
-  // For problems of one kind alone.
-  constexpr bool special() const {
-    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTightDocuments || scores == V3RowScores::kTerms ||
-           scores == V3RowScores::kMask || scores == V3RowScores::kDropout || scores == V3RowScores::kPlain;
-  }
+  V3ForwardTile tile = {};
 };
 std::span<const V3ForwardRow> v3_forward_rows();
+
+// Whether the row is for such problems, but for width and mask. `without`: a rule of tiles/v3_forward_rules.h that is not to count.
+bool v3_row_takes(const V3ForwardRow& row, const RegisterFacts& facts, std::string_view without = {});
 
 // The rows for these widths: the least that has any.
 int v3_row_width(int width, int width_v);
@@ -145,8 +103,9 @@ struct V3DocumentRangesKey {
 static_assert(sizeof(V3DocumentRangesKey) == 64);
 jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key);
 
-// Why the kernel cannot compute the problem on the target; empty: it can, with pointers that tensor_map_takes().
-std::string v3_forward_refusal(const Problem& problem, const V3Target& target);
+// Why the kernel cannot compute the problem on the target; empty: it can, with pointers that tensor_map_takes(). `without` here and below: a rule on
+// registers that is not to count.
+std::string v3_forward_refusal(const Problem& problem, const V3Target& target, std::string_view without = {});
 
 struct V3ForwardPlan {
   V3ForwardKey key;
@@ -166,7 +125,7 @@ V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan);
 // Of a plan for packed sequences.
 V3PackedTilesKey v3_packed_tiles_key(const Problem& problem, const V3ForwardPlan& plan);
 // For problems that are not refused.
-V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
+V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, std::string_view without = {});
 // With a tile that the table need not have, as the search for tiles tries them; key.row is -1.
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, const V3ForwardTile& tile);
 

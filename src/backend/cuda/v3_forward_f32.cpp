@@ -5,6 +5,7 @@
 #include "backend/cuda/call_params.h"
 #include "backend/cuda/kernel_source.h"
 #include "backend/cuda/limits.h"
+#include "backend/cuda/tiles/v3_forward_f32.h"
 #include "backend/cuda/v3_sections.h"
 #include "fattn/error.hpp"
 #include "plan/features.h"
@@ -15,26 +16,7 @@ namespace {
 
 constexpr int kMostHeaddim = 128;
 
-// Measured 2026-11-22 on one H200 (CUDA 13.0), batch * seqlen = 16384, nheads * headdim = 2048, medians of 9 by events, L2 flushed, both kernels, in
-// turn with v2 and torch 2.11's memory-efficient backend without TF32. ms of the row / v2 / torch at seqlen 1024, 4096, 16384:
-//   64   0.850 1.612 3.996, 2.784 6.202 16.10, 10.59 24.47 67.67; causal 0.566 1.036 2.212, 1.537 3.405 8.37, 4.99 13.82 34.11
-//   128  0.740 1.773 3.134, 2.303 6.547 12.14, 8.62 26.61 53.90; causal 0.511 1.108 1.783, 1.325 3.675 6.25, 4.57 13.18 24.92
-// Of these 0.13 ms are the splitting of keys and values. Slower there: headdim 64 with queries in shared memory, by 4 to 8 %; headdim 128 with three
-// stages of keys, by 1 to 3 %. Three warpgroups at headdim 64 are up to 10 % faster from seqlen 4096 on, and spill 40 bytes.
-// clang-format off
-constexpr V3ForwardF32Row kRows[] = {
-    // headdim, headdim_v, {groups, stages_k, stages_v, queries_in_registers, registers}
-    {64, 64, {2, 6, 6, true, 24, 240}},
-    {64, 128, {2, 4, 3, false, 24, 240}},
-    {128, 128, {2, 2, 2, false, 24, 240}},
-};
-// clang-format on
-
-static_assert([] {
-  for (const V3ForwardF32Row& row : kRows)
-    if (!row.tile.registers_suffice()) return false;
-  return true;
-}());
+constexpr auto& kRows = kV3ForwardF32Table;
 
 int choose_row(const Problem& problem) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
@@ -42,10 +24,8 @@ int choose_row(const Problem& problem) {
   return -1;
 }
 
-// Queries of a key head below which v3 is not chosen, for there are none to share the split keys and values, which take memory. Measured 2026-11-23
-// on one H200, medians of 15, L2 flushed, headdim 64 and 128, causal or not, 16 heads: v3 takes 1.11 to 1.34 times less than v2 at 16 queries and
-// keys, 1.2 to 1.9 times less at 32 to 256 in batches of 8 and 64 (1.3 to 3.2 times in a batch of 1), 1.2 to 4.7 times less at 16 to 256 queries of
-// 2048 keys.
+// Queries of a key head below which v3 is not chosen, for there are none to share the split keys and values, which take memory. From these on it is
+// faster than v2 (docs/results/LOG.md).
 constexpr int64_t kFewestQueries = 16;
 
 std::string feature_refusal(const Problem& p) {

@@ -19,9 +19,9 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/v3/forward_f32_shape.h.
 struct V3ForwardF32Tile {
-  int groups, stages_k, stages_v;
-  bool queries_in_registers;
-  int producer_registers, consumer_registers;
+  int groups = 0, stages_k = 0, stages_v = 0;
+  bool queries_in_registers = false;
+  int producer_registers = 0, consumer_registers = 0;
 
   constexpr int block_m() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
@@ -30,10 +30,10 @@ struct V3ForwardF32Tile {
   int shared_bytes(int headdim, int headdim_v) const;
 };
 
-// A row of the table of tiles: for headdim and headdim_v up to these. The first that a problem fits is taken.
+// A row of the table of tiles (tiles/v3_forward_f32.h): for headdim and headdim_v up to these. The first that a problem fits is taken.
 struct V3ForwardF32Row {
-  int headdim, headdim_v;
-  V3ForwardF32Tile tile;
+  int headdim = 0, headdim_v = 0;
+  V3ForwardF32Tile tile = {};
 };
 std::span<const V3ForwardF32Row> v3_forward_f32_rows();
 

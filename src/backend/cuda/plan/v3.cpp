@@ -14,7 +14,11 @@ namespace {
 
 bool wanted(const Problem& p, const Target& t) { return wants_v3(p, t) && !is_v3_f32(p); }
 
-std::string refusal(const Problem& p, const Target& t) { return v3_refusal_of(p, t, p.backward ? v3_backward_refusal : v3_forward_refusal); }
+std::string refusal(const Problem& p, const Target& t) {
+  return v3_refusal_of(p, t, [](const Problem& problem, const V3Target& target) {
+    return problem.backward ? v3_backward_refusal(problem, target) : v3_forward_refusal(problem, target);
+  });
+}
 
 Route forward(const Problem& p, const Target& t) {
   const V3ForwardPlan plan = plan_v3_forward(p, t.v3);
