@@ -152,6 +152,26 @@ TEST_F(CudaRows, TheResultMayBeAPart) {
   expect_close(l, expected_l, 0.1, "lse");
 }
 
+TEST_F(CudaRows, SumsAndAnLseOfFp64) {
+  in_fours = true;
+  const RowTensor a(DType::kF32, {1, 3, 2, 64}), b(DType::kBF16, {1, 3, 2, 64}), to(DType::kF16, {1, 3, 2, 64});
+  a.fill_normal(1, 1), b.fill_normal(1, 2);
+  const RowTensor l(DType::kF64, {1, 2, 3}), l2(DType::kF32, {1, 2, 3}), o(DType::kF32, {1, 3, 2, 64}), to_l(DType::kF64, {1, 2, 3});
+  l.fill([](int64_t i) { return i == 4 ? -kInf : 1000 + 1e-6 * static_cast<double>(i); });
+  l2.fill([](int64_t i) { return i == 4 ? -kInf : 1000.0; });
+  const RowTensor sums = to.empty_wide(), merged = o.empty_wide(), merged_l(DType::kF64, {1, 2, 3}), wa = a.wide(), wb = b.wide(), wl2 = l2.wide();
+  sum({wa.view(), wb.view()}, sums.view());
+  merge({{wa.view(), l.view(), {}, {}}, {wb.view(), wl2.view(), {}, {}}}, merged.view(), merged_l.view());
+  const Tensor a_there = on_device(a), b_there = on_device(b);
+  sum({a_there, b_there}, on_device(to));
+  merge({{a_there, on_device(l), {}, {}}, {b_there, on_device(l2), {}, {}}}, on_device(o), on_device(to_l));
+  copy_back();
+  expect_close(to, sums, 1, "the sum");
+  expect_close(o, merged, 1, "o");
+  for (int64_t i = 0; i < 6; ++i)
+    EXPECT_TRUE(to_l.at(i) == merged_l.at(i) || std::abs(to_l.at(i) - merged_l.at(i)) < 2e-7) << i;  // of log(total) alone
+}
+
 TEST_F(CudaRows, TurnsAsTheReferenceDoes) {
   for (int n = 0; n < 16; ++n) {
     device_ = {};

@@ -225,6 +225,73 @@ TEST(MergeSmall, ThreadsChangeNoBit) {
   expect_message([&] { m.forward(options); }, "internal: the host's executor failed: parallel() returned 7");
 }
 
+std::vector<RowOptions> all_ways() {
+  std::vector<RowOptions> ways(1);
+  ways[0].backend = Backend::kReference;
+  for (const Isa isa : isas_here()) {
+    ways.emplace_back();
+    ways.back().cpu_isa = isa;
+  }
+  return ways;
+}
+
+TEST(MergeSmall, PartsWithoutLseAreAdded) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Merge m = random_merge(seed);
+    m.lse = {};
+    for (size_t i = 0; i < m.parts.size(); ++i) {
+      m.parts[i].lse = {};
+      m.parts[i].o.fill_normal(seed, i);
+    }
+    Merge wide = m.wide();
+    wide.forward();
+    for (const RowOptions& way : all_ways()) {
+      m.forward(way);
+      expect_close(m.o, wide.o, 5, "the sum, seed " + std::to_string(seed));
+      if (HasFatalFailure()) return;
+    }
+  }
+  // Of one part: a copy in another dtype; into one of them.
+  const RowTensor a(DType::kF32, {1, 2, 3, 8}), b(DType::kBF16, {1, 2, 3, 8});
+  a.fill_normal(1, 1), b.fill_normal(1, 2);
+  const RowTensor before = a.copy(), rounded(DType::kBF16, {1, 2, 3, 8});
+  sum({a.view()}, rounded.view());
+  sum({a.view(), b.view()}, a.view());
+  for (int64_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(rounded.at(i), testing::round_to(DType::kBF16, before.at(i)));
+    EXPECT_EQ(a.at(i), testing::round_to(DType::kF32, before.at(i) + b.at(i)));
+  }
+  expect_message([&] { merge({{a.view(), {}, {}, {}}}, b.view(), RowTensor(DType::kF32, {1, 3, 2}).view()); }, "a sum has no lse: leave lse absent");
+  expect_message([&] { merge_backward({{a.view(), {}, {}, {}}}, b.view()); }, "its gradient is that of every part");
+}
+
+// 300 parts of equal weight, merged one after the other: fp32 rounds an lse of 1000 to 6e-5 each time.
+TEST(MergeSmall, AnLseOfFp64KeepsItsLastPlaces) {
+  for (const RowOptions& way : all_ways())
+    for (const DType of_lse : {DType::kF64, DType::kF32}) {
+      const RowTensor o(DType::kF32, {1, 1, 1, 4}), part(DType::kF32, {1, 1, 1, 4}), part_lse(DType::kF32, {1, 1, 1}), lse(of_lse, {1, 1, 1});
+      o.fill([](int64_t) { return 0.0; });
+      lse.set(0, -kInf);
+      double mean = 0;
+      for (int i = 0; i < 300; ++i) {
+        const double x = std::sin(i);
+        mean += x / 300;
+        part.fill([&](int64_t) { return x; });
+        part_lse.set(0, 1000.0625);
+        merge({{o.view(), lse.view(), {}, {}}, {part.view(), part_lse.view(), {}, {}}}, o.view(), lse.view(), way);
+      }
+      const double error = std::abs(lse.at(0) - (1000.0625 + std::log(300.0)));
+      EXPECT_TRUE(of_lse == DType::kF64 ? error < 5e-6 : error > 2e-5) << error;
+      EXPECT_NEAR(o.at(0), mean, of_lse == DType::kF64 ? 1e-6 : 1e-2);
+      const RowTensor plain(DType::kF32, {1, 1, 1});
+      merge({{o.view(), lse.view(), {}, {}}}, o.view(), plain.view(), way);
+      EXPECT_EQ(plain.at(0), testing::round_to(DType::kF32, lse.at(0)));
+    }
+  const RowTensor o(DType::kF32, {1, 1, 1, 4}), lse(DType::kF64, {1, 1, 1});
+  lse.set(0, 0);
+  expect_message([&] { merge_backward({{o.view(), lse.view(), {}, {}}}, o.view()); }, "parts[0].lse has the dtype 4; it must be fp32 (1)");
+}
+
 TEST(MergeSmall, NothingIsNoError) {
   for (const std::vector<int64_t>& n : {std::vector<int64_t>{0, 3, 2}, {2, 0, 2}, {2, 3, 0}}) {
     Merge m;
@@ -267,13 +334,13 @@ TEST(MergeSmall, BadInputIsRefusedInWords) {
         m.parts[1].o = RowTensor(DType::kF16, {2, 3, 4, 8}, {0, 1, 3, 2});
       },
       "parts[1].o has the stride 4 in its last dimension; it must be 1");
-  with([](Merge& m) { m.parts[1].lse = {}; }, "parts[1].lse is absent; this call needs it");
+  with([](Merge& m) { m.parts[1].lse = {}; }, "parts[0].lse is there and parts[1].lse is absent; give all parts theirs (a merge) or none (a sum)");
   with(
       [](Merge& m) {
         m.parts[0].lse = RowTensor(DType::kF32, {2, 3, 4});
       },
       "parts[0].lse has the shape (2, 3, 4); expected (2, 4, 3), from parts[0].o");
-  with([](Merge& m) { m.parts[0].lse = RowTensor(DType::kF16, {2, 4, 3}); }, "parts[0].lse has the dtype 2; it must be fp32 (1)");
+  with([](Merge& m) { m.parts[0].lse = RowTensor(DType::kF16, {2, 4, 3}); }, "parts[0].lse has the dtype 2; it must be fp32 (1) or fp64");
   with([](Merge& m) { m.o = {}; }, "o is absent; this call needs it");
   with([](Merge& m) { m.lse = RowTensor(DType::kF32, {2, 4, 4}); }, "lse has the shape (2, 4, 4); expected (2, 4, 3)");
   with([](Merge& m) { m.o = RowTensor(DType::kF64, {2, 3, 4, 8}); }, "o is fp64 but parts[0].o is fp16");

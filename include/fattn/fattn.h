@@ -339,7 +339,9 @@ typedef struct fattn_trace {
 /* A part of the keys in fattn_merge_problem: what attention over these keys alone gave, as fattn_problem's o and lse, of any strides. */
 typedef struct fattn_merge_part {
   fattn_tensor o;    /* (batch, seqlen_q, nheads, headdim_v), of packed sequences (total_q, nheads, headdim_v): F32, F16 or BF16, each part its own */
-  fattn_tensor lse;  /* (batch, nheads, seqlen_q), packed (nheads, total_q), F32. -Inf: the row sees no key of the part, and its o counts nothing */
+  /* (batch, nheads, seqlen_q), packed (nheads, total_q), F32, forward F64 too. -Inf: the row sees no key of the part, and its o counts nothing. Absent
+     from all parts (forward): they are added, o = sum(o_i) */
+  fattn_tensor lse;
   fattn_tensor dout; /* backward: optional output, the gradient of o, of its shape; F32, F16 or BF16 */
   fattn_tensor dlse; /* backward: optional output, the gradient of lse, of its shape and dtype */
 } fattn_merge_part;
@@ -358,7 +360,7 @@ typedef struct fattn_merge_problem {
   void* stream;                   /* CUDA: the CUstream to work on, null: the default stream; CPU: null */
   const fattn_merge_part* parts;
   fattn_tensor o;    /* fattn_merge: output, of the parts' shape; F32, F16 or BF16, whatever theirs are */
-  fattn_tensor lse;  /* fattn_merge: optional output, of the parts' shape, F32 */
+  fattn_tensor lse;  /* fattn_merge: optional output, of the parts' shape, F32 or F64, which keeps its last places where it is merged again and again */
   fattn_tensor dout; /* fattn_merge_backward: input, the gradient of o, of its shape; F32, F16 or BF16 */
   fattn_tensor dlse; /* fattn_merge_backward: optional input, the gradient of lse, F32; absent: 0 */
 } fattn_merge_problem;
@@ -566,6 +568,41 @@ typedef struct fattn_ring fattn_ring;
 FATTN_API fattn_status fattn_ring_create(const fattn_ring_problem* problem, fattn_ring** ring);
 FATTN_API fattn_status fattn_ring_query(const fattn_ring* ring, fattn_ring_schedule* schedule); /* its pointers live as long as `ring` */
 FATTN_API void fattn_ring_destroy(fattn_ring* ring);                                            /* may be null */
+
+/* Processes that exchange memory of their GPUs, a GPU each, over NCCL (libnccl.so.2, 2.14 or later, opened at run time; FATTN_NCCL names it): what
+ * carries the rows of ring attention. One process makes an id and tells it to all others, by whatever they share: a file, a socket, MPI. */
+enum { FATTN_GROUP_ID_BYTES = 128 };
+
+typedef struct fattn_group_options {
+  uint32_t struct_size; /* sizeof(fattn_group_options) */
+  int32_t rank, nranks;
+  int32_t device_type, device_index; /* whose memory is exchanged: FATTN_DEVICE_CUDA; with one rank, which exchanges nothing, FATTN_DEVICE_CPU too */
+  int32_t reserved;                  /* 0 */
+  double timeout;                    /* seconds that a process waits for another one; 0: 30 */
+  const void* id;                    /* FATTN_GROUP_ID_BYTES bytes, the same in all processes; with one rank null */
+} fattn_group_options;
+
+/* Contiguous memory of the group's device. Of two processes what one sends to the other comes in the order given, in pieces of the same sizes. */
+typedef struct fattn_piece {
+  void* data;
+  size_t bytes;
+  int32_t peer; /* the rank that it goes to or comes from */
+  int32_t sent; /* 1: it is sent; 0: received */
+} fattn_piece;
+
+typedef struct fattn_group fattn_group;
+
+FATTN_API fattn_status fattn_group_id(void* id); /* writes FATTN_GROUP_ID_BYTES bytes. FATTN_ERROR_UNSUPPORTED where there is no NCCL */
+/* Returns when all ranks have called it. A group is used by one thread at a time. */
+FATTN_API fattn_status fattn_group_create(const fattn_group_options* options, fattn_group** group);
+/* Begins to send and receive all pieces: behind the work so far on `stream`, beside what comes after it. Returns at once. */
+FATTN_API fattn_status fattn_group_begin(fattn_group* group, const fattn_piece* pieces, int32_t npieces, void* stream);
+/* Of those begun and not finished the oldest: work on `stream` from here on sees what came and may write what was sent. Returns at once. */
+FATTN_API fattn_status fattn_group_finish(fattn_group* group, void* stream);
+/* Until all that was finished is over. FATTN_ERROR_DEVICE, with the ranks that did not answer, after the timeout or where a process is gone; the group
+ * can only be destroyed then. */
+FATTN_API fattn_status fattn_group_wait(fattn_group* group);
+FATTN_API void fattn_group_destroy(fattn_group* group); /* may be null */
 
 /* Compiled GPU kernels. A kernel is compiled when it is first needed and kept on disk. */
 FATTN_API fattn_status fattn_cache_query(fattn_cache_info* info);

@@ -81,6 +81,14 @@ inline void merge(const std::vector<MergePart>& parts, const Tensor& o, const Te
   merge(parts.data(), parts.size(), o, lse, options);
 }
 
+// o = the sum of tensors (batch, seqlen, heads, width), of any strides and of fp32, fp16 or bf16 each; added in fp32, rounded once. `o` may be one of
+// them. Of one tensor: a copy in another dtype. Throws Error.
+inline void sum(std::initializer_list<Tensor> parts, const Tensor& o, const RowOptions& options = {}) {
+  std::vector<MergePart> all;
+  for (const Tensor& part : parts) all.push_back({part, {}, {}, {}});
+  merge(all, o, {}, options);
+}
+
 // The gradients of the parts, into their dout and dlse, from `dout` and `dlse` (may be absent: 0), those of the merged o and lse. Throws Error.
 inline void merge_backward(const MergePart* parts, size_t count, const Tensor& dout, const Tensor& dlse = {}, const RowOptions& options = {}) {
   const detail::MergeParts raw(parts, count);

@@ -12,15 +12,34 @@ namespace fattn::rows {
 
 // The sum of exponentials of a row, relative to the greatest lse.
 struct Shares {
-  float top, total;  // top: 0 where no part sees the row, and then total is 0
+  double top;   // 0 where no part sees the row
+  float total;  // 0 there
 
   __device__ __forceinline__ Shares(const MergePartParams* parts, int nparts, const Row& row) : top(-kInfinity), total(0) {
-    for (int i = 0; i < nparts; ++i) top = fmaxf(top, lse_of(parts[i].lse, row));
+    if (parts[0].lse.data == nullptr) {  // a sum: every share is 1
+      top = 0, total = 1;
+      return;
+    }
+    for (int i = 0; i < nparts; ++i) top = fmax(top, lse_of(parts[i].lse, row));
     if (top == -kInfinity) top = 0;
-    for (int i = 0; i < nparts; ++i) total += expf(lse_of(parts[i].lse, row) - top);
+    for (int i = 0; i < nparts; ++i) total += expf(static_cast<float>(lse_of(parts[i].lse, row) - top));
   }
-  __device__ __forceinline__ static float lse_of(const RowLse& lse, const Row& row) { return lse.data[offset_of(lse.places, row)]; }
-  __device__ __forceinline__ float of(float lse) const { return expf(lse - top) / (total == 0 ? 1.0f : total); }
+  __device__ __forceinline__ static double lse_of(const RowLse& lse, const Row& row) {
+    if (lse.data == nullptr) return 0;
+    const long long i = offset_of(lse.places, row);
+    return lse.wide != 0 ? static_cast<const double*>(lse.data)[i] : static_cast<const float*>(lse.data)[i];
+  }
+  __device__ __forceinline__ float of(double lse) const { return expf(static_cast<float>(lse - top)) / (total == 0 ? 1.0f : total); }
+  // The whole row's.
+  __device__ __forceinline__ void store_lse(const RowLse& to, const Row& row) const {
+    if (to.data == nullptr) return;
+    const double lse = total == 0 ? -static_cast<double>(kInfinity) : top + static_cast<double>(logf(total));
+    const long long i = offset_of(to.places, row);
+    if (to.wide != 0)
+      static_cast<double*>(to.data)[i] = lse;
+    else
+      static_cast<float*>(to.data)[i] = static_cast<float>(lse);
+  }
 };
 
 template <class Spec>
@@ -37,7 +56,7 @@ __device__ __forceinline__ void merge(const MergeParams& p) {
     float sums[kUnit] = {};
     for (int part = 0; part < p.nparts; ++part) {
       const MergePartParams& from = p.parts[part];
-      const float lse = Shares::lse_of(from.lse, row);
+      const double lse = Shares::lse_of(from.lse, row);
       if (lse == -kInfinity) continue;
       const float weight = shares.of(lse);
       float x[kUnit];
@@ -48,8 +67,7 @@ __device__ __forceinline__ void merge(const MergeParams& p) {
     store<kUnit>(p.merged.o, to + column, sums);
   }
   ptx::warp_sync();
-  if (lane == 0 && p.merged.lse.data != nullptr)
-    p.merged.lse.data[offset_of(p.merged.lse.places, row)] = shares.total == 0 ? -kInfinity : shares.top + logf(shares.total);
+  if (lane == 0) shares.store_lse(p.merged.lse, row);
 }
 
 // What a lane has of dout o_i.
@@ -84,15 +102,15 @@ __device__ __forceinline__ void merge_backward(const MergeBackwardParams& p) {
   float with_o = 0;  // dout o
   if (p.want_dlse != 0) {
     for (int part = 0; part < p.nparts; ++part) {
-      const float lse = Shares::lse_of(p.parts[part].lse, row);
+      const double lse = Shares::lse_of(p.parts[part].lse, row);
       if (lse != -kInfinity) with_o = fmaf(shares.of(lse), dot_of_lane<kUnit>(p.dout, p.parts[part].o, row, lane, p.headdim), with_o);
     }
     with_o = sum_of_warp(with_o);
   }
-  const float dlse = p.dlse.data == nullptr ? 0.0f : Shares::lse_of(p.dlse, row);
+  const float dlse = static_cast<float>(Shares::lse_of(p.dlse, row));
   for (int part = 0; part < p.nparts; ++part) {
     const MergePartParams& to = p.gradients[part];
-    const float lse = Shares::lse_of(p.parts[part].lse, row);
+    const double lse = Shares::lse_of(p.parts[part].lse, row);
     const bool hidden = lse == -kInfinity;
     const float weight = hidden ? 0.0f : shares.of(lse);
     if (to.o.data != nullptr)
@@ -106,7 +124,7 @@ __device__ __forceinline__ void merge_backward(const MergeBackwardParams& p) {
       }
     if (to.lse.data == nullptr) continue;
     const float with_part = hidden ? 0.0f : sum_of_warp(dot_of_lane<kUnit>(p.dout, p.parts[part].o, row, lane, p.headdim));
-    if (lane == 0) to.lse.data[offset_of(to.lse.places, row)] = hidden ? 0.0f : weight * (dlse + (with_part - with_o));
+    if (lane == 0) static_cast<float*>(to.lse.data)[offset_of(to.lse.places, row)] = hidden ? 0.0f : weight * (dlse + (with_part - with_o));
   }
 }
 

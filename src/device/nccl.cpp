@@ -35,6 +35,10 @@ std::string bind(const DynamicLibrary& library, Nccl& to) {
   find(found.commDestroy, "ncclCommDestroy");
   find(found.commAbort, "ncclCommAbort");
   find(found.allReduce, "ncclAllReduce");
+  find(found.groupStart, "ncclGroupStart");
+  find(found.groupEnd, "ncclGroupEnd");
+  find(found.send, "ncclSend");
+  find(found.recv, "ncclRecv");
   if (!missing.empty()) return "it has no function " + missing + ", so it is not NCCL 2.14 or later";
   if (version == 0) return "ncclGetVersion gives no version";
   found.major = version / 10000;

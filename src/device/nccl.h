@@ -17,7 +17,7 @@ inline constexpr ncclStatus kNcclRemoteError = 6;
 inline constexpr ncclStatus kNcclInProgress = 7;  // of a communicator that does not block: ask commGetAsyncError again
 
 using ncclComm = struct NcclCommBody*;
-enum class NcclType : int { kF32 = 7 };
+enum class NcclType : int { kByte = 0, kF32 = 7 };
 enum class NcclOp : int { kSum = 0 };
 
 // What all of a group are told by one of them.
@@ -46,6 +46,10 @@ struct Nccl {
   ncclStatus (*commDestroy)(ncclComm communicator) = nullptr;
   ncclStatus (*commAbort)(ncclComm communicator) = nullptr;
   ncclStatus (*allReduce)(const void* from, void* to, size_t count, NcclType type, NcclOp op, ncclComm communicator, CUstream stream) = nullptr;
+  ncclStatus (*groupStart)() = nullptr;
+  ncclStatus (*groupEnd)() = nullptr;
+  ncclStatus (*send)(const void* from, size_t count, NcclType type, int peer, ncclComm communicator, CUstream stream) = nullptr;
+  ncclStatus (*recv)(void* to, size_t count, NcclType type, int peer, ncclComm communicator, CUstream stream) = nullptr;
 
   int major = 0, minor = 0, patch = 0;
   bool host_memory = false;  // it is a stand-in for tests, whose pointers are of the host and whose streams are null

@@ -75,15 +75,34 @@ void NcclCommunicator::wait_until(const Done& done) {
   }
 }
 
-void NcclCommunicator::sum(float* x, size_t count, CUstream stream) {
-  if (count == 0) return;
+template <class Call>
+void NcclCommunicator::finish_call(const char* what, const Call& call) {
   bool begun = false;
   wait_until([&] {
     if (begun) return settled();
     begun = true;
-    const ncclStatus status = in_context(device_, [&] { return nccl().allReduce(x, x, count, NcclType::kF32, NcclOp::kSum, communicator_, stream); });
-    nccl_check(status, "a sum over the processes");
-    return status == kNcclSuccess;  // otherwise nothing may be put behind it yet
+    const ncclStatus status = in_context(device_, call);
+    nccl_check(status, what);
+    return status == kNcclSuccess;
+  });
+}
+
+void NcclCommunicator::sum(float* x, size_t count, CUstream stream) {
+  if (count == 0) return;
+  finish_call("a sum over the processes", [&] { return nccl().allReduce(x, x, count, NcclType::kF32, NcclOp::kSum, communicator_, stream); });
+}
+
+void NcclCommunicator::exchange(std::span<const NcclPiece> pieces, CUstream stream) {
+  if (pieces.empty()) return;
+  finish_call("an exchange with other processes", [&] {
+    ncclStatus first = nccl().groupStart();
+    for (const NcclPiece& p : pieces) {
+      if (first != kNcclSuccess && first != kNcclInProgress) break;
+      first = p.sent ? nccl().send(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream)
+                     : nccl().recv(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream);
+    }
+    const ncclStatus ended = nccl().groupEnd();
+    return first == kNcclSuccess || first == kNcclInProgress ? ended : first;
   });
 }
 

@@ -4,11 +4,20 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 
 #include "device/cuda_device.h"
 #include "device/nccl.h"
 
 namespace fattn::core {
+
+// Bytes that go to a process or come from one.
+struct NcclPiece {
+  void* data;
+  size_t bytes;
+  int peer;
+  bool sent;
+};
 
 class NcclCommunicator {
  public:
@@ -28,6 +37,8 @@ class NcclCommunicator {
   // x becomes the sum of all processes' x, in the order of `stream`; all of them get the same bits. Every process calls it as often and with as many
   // numbers.
   void sum(float* x, size_t count, CUstream stream);
+  // Sends and receives all pieces beside each other, in the order of `stream`. What one process sends to another comes in the order given.
+  void exchange(std::span<const NcclPiece> pieces, CUstream stream);
   // Until `event`, which is recorded behind the sums, has come (null: memory of the host). Throws as the constructor does.
   void wait(CUevent event);
 
@@ -36,6 +47,9 @@ class NcclCommunicator {
   bool settled();
   template <class Done>
   void wait_until(const Done& done);
+  // A call of NCCL that may return before it is done; nothing may be put behind it until then.
+  template <class Call>
+  void finish_call(const char* what, const Call& call);
   void end() noexcept;
 
   CudaDevice* device_;

@@ -17,8 +17,9 @@ struct RowNumbers {
   long long dtype;
 };
 struct RowLse {
-  float* data;  // null: there are none
+  void* data;  // null: there are none
   RowPlaces places;
+  long long wide;  // they are fp64, else fp32
 };
 
 struct MergePartParams {

@@ -25,7 +25,7 @@ RowNumbers numbers(const fattn_tensor& t) {
 }
 RowLse lse(const fattn_tensor& t) {
   if (t.ndim == 0) return {};
-  return {static_cast<float*>(t.data), places(places_of_lse(t))};
+  return {t.data, places(places_of_lse(t)), t.dtype == FATTN_F64 ? 1 : 0};
 }
 
 // Whether every row begins at a multiple of four elements' bytes.

@@ -27,10 +27,11 @@ class Checker {
     check_shape(name, t, {first_.shape[0], first_.shape[1], first_.shape[2], first_.shape[3]}, "the shape of parts[0].o");
     common(name, t);
   }
-  void lse(const char* name, const fattn_tensor& t, bool output) const {
+  // `wide`: fp64 is allowed beside parts that are not.
+  void lse(const char* name, const fattn_tensor& t, bool output, bool wide = false) const {
     check_tensor(name, t, packed_ ? 2 : 3, packed_ ? "(nheads, total_q)" : "(batch, nheads, seqlen_q)", output);
     const int32_t wanted = first_.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    check_dtype(name, t, wanted, wanted == FATTN_F64 ? ", as parts[0].o is" : "");
+    if (!wide || t.dtype != FATTN_F64) check_dtype(name, t, wanted, wanted == FATTN_F64 ? ", as parts[0].o is" : wide ? " or fp64" : "");
     if (packed_)
       check_shape_of(name, t, {first_.shape[1], first_.shape[0]}, "from parts[0].o");
     else
@@ -81,10 +82,16 @@ MergeSizes check(const fattn_merge_problem& g, bool backward) {
     invalid(text(kFirst, " has ", first.ndim,
                  " dimensions; allowed: 4 (batch, seqlen_q, nheads, headdim_v), or 3 (total_q, nheads, headdim_v) of packed sequences"));
   const Checker checker(first);
+  const bool sums = g.parts[0].lse.ndim == 0;
+  if (sums && (backward || g.lse.ndim != 0))
+    invalid(text("parts have no lse, which is their sum; ", backward ? "its gradient is that of every part" : "a sum has no lse: leave lse absent"));
   for (int i = 0; i < g.nparts; ++i) {
     const fattn_merge_part& part = g.parts[i];
     checker.rows(PartName(i, "o"), part.o, false);
-    checker.lse(PartName(i, "lse"), part.lse, false);
+    if ((part.lse.ndim == 0) != sums)
+      invalid(text(PartName(sums ? i : 0, "lse"), " is there and ", PartName(sums ? 0 : i, "lse"),
+                   " is absent; give all parts theirs (a merge) or none (a sum)"));
+    if (!sums) checker.lse(PartName(i, "lse"), part.lse, false, !backward);
     if (!backward) continue;
     if (part.dout.ndim != 0) checker.rows(PartName(i, "dout"), part.dout, true);
     if (part.dlse.ndim != 0) checker.lse(PartName(i, "dlse"), part.dlse, true);
@@ -105,7 +112,7 @@ MergeSizes check(const fattn_merge_problem& g, bool backward) {
   } else {
     checker.rows("o", g.o, true);
     if (g.lse.ndim != 0) {
-      checker.lse("lse", g.lse, true);
+      checker.lse("lse", g.lse, true, true);
       check_apart("o", g.o, "lse", g.lse, false);
     }
     check_output("o", g.o, g, false);

@@ -61,6 +61,7 @@ struct Shares {
 Shares shares_of(const fattn_merge_problem& p, const Row& r) {
   Vector lse;
   Shares s;
+  if (p.parts[0].lse.ndim == 0) return {0, Vector(static_cast<size_t>(p.nparts), 1.0), std::vector<bool>(static_cast<size_t>(p.nparts))};
   double top = -kInfinity;
   for (int i = 0; i < p.nparts; ++i) {
     lse.push_back(load_lse(p.parts[i].lse, r));

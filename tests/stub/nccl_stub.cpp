@@ -1,7 +1,7 @@
-// NCCL for tests: sums of arrays in memory of the host, over processes of this machine. Rank 0 adds in the order of ranks and sends the sum back,
-// each communicator on a thread of its own, so that callers go on meanwhile, as with a GPU. STUB_NCCL_KILL=RANK:N ends the process of a rank at its
-// N-th sum, STUB_NCCL_STALL=RANK:N never comes back from that call there, STUB_NCCL_LOSE=RANK:N never comes to its end, STUB_NCCL_SPOIL=RANK:N makes
-// it wrong on this rank alone.
+// NCCL for tests: sums and exchanges of arrays in memory of the host, over processes of this machine. Rank 0 adds in the order of ranks and sends the
+// sum back, each communicator on a thread of its own, so that callers go on meanwhile, as with a GPU. STUB_NCCL_KILL=RANK:N ends the process of a
+// rank at its N-th sum or exchange, STUB_NCCL_STALL=RANK:N never comes back from that call there, STUB_NCCL_LOSE=RANK:N never comes to its end,
+// STUB_NCCL_SPOIL=RANK:N makes it wrong on this rank alone.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -20,6 +20,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "nccl_peers.h"
 
 #define STUB_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -43,24 +45,7 @@ int& listener() {
   return socket;
 }
 
-bool transfer(int socket, void* data, size_t bytes, bool send_it) {
-  for (char* at = static_cast<char*>(data); bytes > 0;) {
-    const ssize_t n = send_it ? send(socket, at, bytes, MSG_NOSIGNAL) : recv(socket, at, bytes, 0);
-    if (n <= 0) return false;
-    at += n;
-    bytes -= static_cast<size_t>(n);
-  }
-  return true;
-}
-
-sockaddr_un address_of(const Id& id, socklen_t& size) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const size_t length = strnlen(id.bytes, sizeof address.sun_path - 2);
-  std::memcpy(address.sun_path + 1, id.bytes, length);  // a name of no file
-  size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  return address;
-}
+sockaddr_un address_of(const Id& id, socklen_t& size) { return socket_address(std::string(id.bytes, strnlen(id.bytes, sizeof id.bytes)), size); }
 
 // Whether the variable says that it happens to this rank at this sum.
 bool happens(const char* variable, int rank, int64_t sum) {
@@ -76,7 +61,9 @@ struct Communicator {
   struct Sum {
     float* x;
     size_t count;
+    std::vector<StubPiece> pieces;  // an exchange in place of a sum
   };
+  StubPeers others;
   int rank = 0, ranks = 1;
   std::vector<int> peers;  // of rank 0 all others in their order; of these rank 0
   std::mutex mutex;
@@ -150,8 +137,8 @@ struct Communicator {
       lock.unlock();
       if (happens("STUB_NCCL_KILL", rank, sums)) std::raise(SIGKILL);
       while (happens("STUB_NCCL_LOSE", rank, sums) && !ended_now()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      const bool fine = add(sum);
-      if (fine && happens("STUB_NCCL_SPOIL", rank, sums)) sum.x[0] += 1;
+      const bool fine = sum.pieces.empty() ? add(sum) : others.exchange(sum.pieces);
+      if (fine && sum.pieces.empty() && happens("STUB_NCCL_SPOIL", rank, sums)) sum.x[0] += 1;
       lock.lock();
       queue.pop_front();
       if (!fine) {
@@ -172,6 +159,7 @@ struct Communicator {
       for (const int peer : peers) shutdown(peer, SHUT_RDWR);
     }
     changed.notify_all();
+    others.end();
     worker.join();
     for (const int peer : peers) close(peer);
   }
@@ -201,6 +189,10 @@ STUB_EXPORT int ncclCommInitRankConfig(Communicator** communicator, int ranks, I
   auto* made = new Communicator;
   made->rank = rank;
   made->ranks = ranks;
+  if (!made->others.listen_as(std::string(id.bytes, strnlen(id.bytes, sizeof id.bytes)), rank)) {
+    delete made;
+    return kSystemError;
+  }
   made->worker = std::thread([made, id] { made->work(id); });
   *communicator = made;
   return kInProgress;
@@ -224,8 +216,43 @@ STUB_EXPORT int ncclAllReduce(const void* from, void* to, size_t count, int type
   while (happens("STUB_NCCL_STALL", c->rank, c->begun)) std::this_thread::sleep_for(std::chrono::seconds(1));
   {
     const std::lock_guard lock(c->mutex);
-    c->queue.push_back({static_cast<float*>(to), count});
+    c->queue.push_back({static_cast<float*>(to), count, {}});
   }
+  c->changed.notify_all();
+  return kSuccess;
+}
+
+// Between groupStart and groupEnd pieces are kept; then they are one exchange.
+namespace {
+struct Open {
+  Communicator* communicator = nullptr;
+  std::vector<StubPiece> pieces;
+};
+thread_local Open open_group;
+
+int take(const void* data, size_t bytes, int type, int peer, Communicator* c, bool sent) {
+  if (type != 0 || peer < 0 || peer >= c->ranks || peer == c->rank) return kInvalidArgument;
+  open_group.communicator = c;
+  open_group.pieces.push_back({const_cast<void*>(data), bytes, peer, sent});
+  return kSuccess;
+}
+}  // namespace
+
+STUB_EXPORT int ncclGroupStart() { return kSuccess; }
+STUB_EXPORT int ncclSend(const void* from, size_t count, int type, int peer, Communicator* c, void*) {
+  return take(from, count, type, peer, c, true);
+}
+STUB_EXPORT int ncclRecv(void* to, size_t count, int type, int peer, Communicator* c, void*) { return take(to, count, type, peer, c, false); }
+STUB_EXPORT int ncclGroupEnd() {
+  Communicator* const c = open_group.communicator;
+  if (!c) return kSuccess;
+  ++c->begun;
+  while (happens("STUB_NCCL_STALL", c->rank, c->begun)) std::this_thread::sleep_for(std::chrono::seconds(1));
+  {
+    const std::lock_guard lock(c->mutex);
+    c->queue.push_back({nullptr, 0, std::move(open_group.pieces)});
+  }
+  open_group = Open{};
   c->changed.notify_all();
   return kSuccess;
 }

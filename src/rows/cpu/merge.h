@@ -21,32 +21,42 @@ constexpr float kMinusInfinity = -__builtin_inff();
 struct MergeTile {
   Row row[kTileRows];
   int count;
-  float top[kTileRows], total[kTileRows];  // top: 0 where every part has -inf
-  float lse[kTileRows];                    // of the part that was read last
+  double top[kTileRows];                   // 0 where every part has -inf
+  float total[kTileRows], lse[kTileRows];  // lse: of the part that was read last, less the greatest
 
   void read_part(const fattn_tensor& t) {
+    if (t.ndim == 0) return;  // of a sum: all weights are 1
+    double whole[kTileRows];
+    read_whole(t, whole);
+    for (int r = 0; r < count; ++r) lse[r] = static_cast<float>(whole[r] - top[r]);
+  }
+  void read_whole(const fattn_tensor& t, double* to) const {
     const auto places = fattn::core::rows::places_of_lse(t);
-    const float* from = static_cast<const float*>(t.data);
-    for (int r = 0; r < count; ++r) lse[r] = from[offset_of(places, row[r])];
+    if (t.dtype == FATTN_F64)
+      for (int r = 0; r < count; ++r) to[r] = static_cast<const double*>(t.data)[offset_of(places, row[r])];
+    else
+      for (int r = 0; r < count; ++r) to[r] = static_cast<const float*>(t.data)[offset_of(places, row[r])];
   }
   // exp(lse - top) of the vector at row r.
-  F32 exponential(int r) const { return exp2(mul(sub(load(lse + r), load(top + r)), set1(1.44269504f))); }
+  F32 exponential(int r) const { return exp2(mul(load(lse + r), set1(1.44269504f))); }
 
   void read_rows(const MergeTask& t, int64_t first) {
     count = static_cast<int>(t.end - first < kTileRows ? t.end - first : kTileRows);
     for (int r = 0; r < count; ++r) row[r] = fattn::core::rows::row_of(t.sizes, first + r);
-    const F32 none = set1(kMinusInfinity);
-    for (int r = 0; r < kTileRows; r += kLanes) {
-      store(lse + r, none);
-      store(top + r, none);
-      store(total + r, zero());
-    }
     const fattn_merge_problem& p = *t.problem;
-    for (int i = 0; i < p.nparts; ++i) {
-      read_part(p.parts[i].lse);
-      for (int r = 0; r < kTileRows; r += kLanes) store(top + r, max(load(top + r), load(lse + r)));
+    const bool sums = p.parts[0].lse.ndim == 0;
+    for (int r = 0; r < kTileRows; ++r) {
+      lse[r] = sums ? 0.0f : kMinusInfinity;
+      top[r] = sums ? 0.0 : static_cast<double>(kMinusInfinity);
+      total[r] = sums ? 1.0f : 0.0f;
     }
-    for (int r = 0; r < kTileRows; r += kLanes) store(top + r, where_equal(load(top + r), none, zero(), load(top + r)));
+    if (sums) return;
+    for (int i = 0; i < p.nparts; ++i) {
+      double whole[kTileRows];
+      read_whole(p.parts[i].lse, whole);
+      for (int r = 0; r < count; ++r) top[r] = whole[r] > top[r] ? whole[r] : top[r];
+    }
+    for (int r = 0; r < kTileRows; ++r) top[r] = top[r] == static_cast<double>(kMinusInfinity) ? 0 : top[r];
     for (int i = 0; i < p.nparts; ++i) {
       read_part(p.parts[i].lse);
       for (int r = 0; r < kTileRows; r += kLanes) store(total + r, add(load(total + r), exponential(r)));
@@ -86,8 +96,14 @@ static void merge_rows(const MergeTask& t) {
       with_elements(p.o.data, p.o.dtype, offset_of(places, tile.row[r]), [&](auto* o) { narrow(sums + r * n, 1.0f, n, o); });
     if (p.lse.ndim == 0) continue;
     const auto lse_places = fattn::core::rows::places_of_lse(p.lse);
-    for (int r = 0; r < tile.count; ++r)
-      static_cast<float*>(p.lse.data)[offset_of(lse_places, tile.row[r])] = tile.empty(r) ? kMinusInfinity : tile.top[r] + logf(tile.total[r]);
+    for (int r = 0; r < tile.count; ++r) {
+      const int64_t at = offset_of(lse_places, tile.row[r]);
+      const double lse = tile.empty(r) ? static_cast<double>(kMinusInfinity) : tile.top[r] + static_cast<double>(logf(tile.total[r]));
+      if (p.lse.dtype == FATTN_F64)
+        static_cast<double*>(p.lse.data)[at] = lse;
+      else
+        static_cast<float*>(p.lse.data)[at] = static_cast<float>(lse);
+    }
   }
 }
 

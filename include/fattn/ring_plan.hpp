@@ -1,0 +1,173 @@
+// A pass of ring attention, planned: its class. fattn/ring_execute.hpp has what the members do; programs include fattn/ring.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fattn/plan.hpp"
+#include "fattn/ring_agreement.hpp"
+#include "fattn/ring_schedule.hpp"
+#include "fattn/ring_tensors.hpp"
+#include "fattn/ring_transport.hpp"
+#include "fattn/rows.hpp"
+
+namespace fattn {
+
+// A pass of attention over the rows of all processes. Every process makes it, and executes it as often and in the same order.
+//
+// Tensors are as one process has them in a call, of this rank's rows: q (batch, rows_q, nheads, headdim), k and v (batch, rows_k, nheads_k, ...), lse
+// (batch, nheads, rows_q). Of packed sequences too, where batch is 1. Rows of k and v, and of document_k, lie behind each other without gaps.
+// Options: causal masks, windows, softcap, softmax_scale, documents (ids of this rank's rows), sinks (the same on every rank), dlse, dsinks (what
+// this rank's rows give). ALiBi, bias, mask, dropout, lengths and pages are refused. 16-bit results are rounded once, at the end; on a GPU gradients
+// of blocks are, too.
+class RingPlan {
+ public:
+  // Throws Error: kInvalidArgument, kUnsupported (with the reason), and what `transport` throws. `transport` lives as long as the plan.
+  RingPlan(RingTransport& transport, const RingSequence& sequence, const ForwardTensors& tensors, const Options& options)
+      : RingPlan(transport, sequence, options, detail::RingTensors(tensors)) {}
+  RingPlan(RingTransport& transport, const RingSequence& sequence, const BackwardTensors& tensors, const Options& options)
+      : RingPlan(transport, sequence, options, detail::RingTensors(tensors)) {}
+
+  const RingSchedule& schedule() const { return schedule_; }
+  // Bytes of execute()'s workspace: the keys of two hops and fp32 sums of this rank's rows.
+  size_t workspace_bytes() const { return workspace_bytes_; }
+
+  // `workspace`: at least workspace_bytes() bytes on the tensors' device, aligned to 256. Shapes, strides and dtypes are the plan's. Returns when
+  // nothing travels any more; on a GPU what is computed last may still be under way on `stream`. Throws Error.
+  void execute(const ForwardTensors& tensors, void* workspace, size_t workspace_bytes, void* stream = nullptr) {
+    const detail::RingTensors t(tensors);
+    begin(t, workspace, workspace_bytes, stream);
+    forward(t);
+    transport_->settle();
+  }
+  void execute(const BackwardTensors& tensors, void* workspace, size_t workspace_bytes, void* stream = nullptr) {
+    const detail::RingTensors t(tensors);
+    begin(t, workspace, workspace_bytes, stream);
+    backward(t);
+    transport_->settle();
+  }
+
+ private:
+  RingPlan(RingTransport& transport, const RingSequence& sequence, const Options& options, const detail::RingTensors& tensors);
+
+  void prepare(const RingSequence& sequence, const detail::RingTensors& t);
+  detail::RingFacts facts_of(const RingSequence& sequence, const detail::RingTensors& t, const std::string& wrong) const;
+  void begin(const detail::RingTensors& t, void* workspace, size_t bytes, void* stream);
+  void forward(const detail::RingTensors& t);
+  void backward(const detail::RingTensors& t);
+
+  // --- fattn/ring_execute.hpp ---
+
+  struct Call {
+    Plan plan;
+    size_t bytes;
+  };
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool>;  // rows, keys, window, whose keys, where results go
+
+  // The sums of this rank's rows, or of a hop's keys: the caller's tensors where these are fp32.
+  detail::RingPart keys_of(const detail::RingTensors& t, size_t hop) const;
+  Tensor sums_of_o(const detail::RingTensors& t) const;
+  Tensor sums_of_lse(const detail::RingTensors& t) const;
+  Tensor sums_of_dq(const detail::RingTensors& t) const;
+  Tensor sums_of_dk(const detail::RingTensors& t, size_t hop) const;
+  Tensor sums_of_dv(const detail::RingTensors& t, size_t hop) const;
+  ForwardTensors forward_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const;
+  BackwardTensors backward_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const;
+  const Call& call_of(const detail::RingTensors& t, const RingBlock& b, size_t hop);
+
+  void convert_lse(const Tensor& o, const Tensor& from, const Tensor& to) const;
+  void begin_keys(const detail::RingTensors& t, size_t h);
+  void begin_gradients(const detail::RingTensors& t, size_t h);
+  void finish_gradients(const detail::RingTensors& t, size_t h);
+
+  // --- rows ---
+
+  char* at(size_t offset) const { return memory_ ? memory_ + offset : nullptr; }
+  Tensor fresh(size_t offset, DType dtype, int64_t rows, int64_t heads, int64_t width) const {
+    return Tensor(nullptr, dtype, {batch_, rows, heads, width}).on(device_, index_, at(offset));
+  }
+  Tensor fresh_lse(size_t offset, DType dtype, int64_t rows) const {
+    return Tensor(nullptr, dtype, {batch_, nheads_, rows}).on(device_, index_, at(offset));
+  }
+  RowOptions row_options() const {
+    RowOptions o;
+    o.cpu_isa = options_.cpu_isa;
+    o.num_threads = options_.num_threads;
+    o.executor = options_.executor;
+    o.stream = stream_;
+    return o;
+  }
+  void add(const Tensor& to, const Tensor& part, bool more) const { more ? sum({to, part}, to, row_options()) : sum({part}, to, row_options()); }
+  void fill_zeros() const {
+    const size_t bytes = static_cast<size_t>(headdim_v_) * sizeof(float);
+    if (device_ == Device::kCuda)
+      fattn::check(fattn_cuda_memset(index_, at(space_.zeros), 0, bytes, stream_));
+    else
+      std::memset(at(space_.zeros), 0, bytes);
+  }
+
+  // Rows that no block writes begin as what a call without keys, or without queries, makes of them.
+  static RingBlock empty_block(int64_t q_rows, int64_t k_rows) {
+    RingBlock b{};
+    b.q_rows = q_rows;
+    b.k_rows = k_rows;
+    b.window_left = b.window_right = -1;
+    return b;
+  }
+  RingBlock without_keys() const { return empty_block(schedule_.rows_q, 0); }
+  RingBlock without_queries(size_t hop) const { return empty_block(0, keys_in(hop)); }
+  int64_t keys_in(size_t hop) const { return hop == 0 ? schedule_.rows_k : schedule_.hops[hop].rows_received; }
+  bool writes_all_queries() const {
+    int64_t written = 0;
+    for (const RingHop& hop : schedule_.hops)
+      for (const RingBlock& b : hop.blocks) written += b.merges ? 0 : b.q_rows;
+    return written == schedule_.rows_q;
+  }
+  bool starts_keys(size_t hop) const {
+    int64_t written = 0;
+    for (const RingBlock& b : schedule_.hops[hop].blocks) written += b.adds ? 0 : b.k_rows;
+    return written < keys_in(hop);
+  }
+  // Whether a block's rows, or keys, have results already; whether its own go beside them, to be added.
+  bool merges(const RingBlock& b) const { return b.merges || (starts_ && b.k_rows > 0); }
+  bool adds(const RingBlock& b, size_t hop) const { return b.adds || (b.q_rows > 0 && starts_keys(hop)); }
+  bool aside(bool more) const { return more || part_dtype_ != DType::kF32; }
+
+  // Offsets into the workspace.
+  struct Space {
+    size_t plans = 0;                                                      // the workspace of a block's plan
+    size_t keys[2] = {}, values[2] = {}, ids[2] = {};                      // of every other hop
+    size_t o = 0, lse = 0, part = 0, lse_part = 0;                         // forward: sums of this rank's rows, results of a block
+    size_t zeros = 0;                                                      // with sinks: a row of o
+    size_t dq = 0, dk = 0, dv = 0, dq_part = 0, dk_part = 0, dv_part = 0;  // backward, likewise
+    size_t dk_hop[2] = {}, dv_hop[2] = {}, dk_came = 0, dv_came = 0;       // of every other hop's keys; of this rank's, from another
+  };
+  void lay_out();
+
+  RingTransport* transport_;
+  Options options_;
+  bool given_causal_;
+  RingSchedule schedule_;
+  std::vector<std::vector<fattn_ring_range>> pieces_;  // of each hop: in which pieces its keys come
+  bool is_forward_;
+  Device device_;
+  int index_;
+  DType dtype_, part_dtype_ = DType::kF32;  // part_dtype_: of a block's gradients
+  int64_t batch_ = 0, nheads_ = 0, nheads_k_ = 0, headdim_ = 0, headdim_v_ = 0;
+  int64_t most_q_ = 0, most_k_ = 0, most_received_ = 0, most_sent_ = 0;
+  bool documents_ = false, sinks_ = false;
+  bool starts_ = false;      // with a call without keys
+  bool merges_any_ = false;  // some rows have results of several blocks
+  Space space_;
+  size_t workspace_bytes_ = 0;
+  std::map<Key, Call> calls_;
+  char* memory_ = nullptr;
+  void* stream_ = nullptr;
+};
+
+}  // namespace fattn
