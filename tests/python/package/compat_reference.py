@@ -54,7 +54,7 @@ def tensors(*shapes, requires_grad: bool = False, seed: int = 0) -> list[torch.T
 
 def gradient_agrees(got: torch.Tensor, wanted: torch.Tensor, *sums: int) -> None:
     """Sums of a gradient are as great as the greatest of its elements, and cancel in others."""
-    close(got, wanted, *(sums or BACKWARD), largest=max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0)
+    close(got, wanted, *(sums or BACKWARD), largest=max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0)
 
 
 def gradients_agree(got: torch.Tensor, wanted: torch.Tensor, inputs: list[torch.Tensor], *sums: int) -> None:

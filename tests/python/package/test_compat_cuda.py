@@ -36,9 +36,8 @@ def to(x, device, dtype=None):
 
 
 def close(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, roundings: float) -> None:
-    """In 16 bits so many roundings are on the way. In fp32 matrix instructions round all sums to one side (docs/NUMERICS.md), so that n terms may make n
-    halves of an epsilon."""
-    limits = {name: sum(TERMS) * bound for name, bound in rounded("float32", 1).items()} if dtype == torch.float32 else rounded(str(dtype).removeprefix("torch."), roundings)
+    """In 16 bits so many roundings are on the way, in fp32 all sums."""
+    limits = rounded("float32", *TERMS, one_way=True) if dtype == torch.float32 else rounded(str(dtype).removeprefix("torch."), roundings)
     torch.testing.assert_close(got.double(), exact.double(), **limits)
 
 

@@ -40,13 +40,13 @@ def check(case: Case, name: str, got: torch.Tensor) -> None:
     judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
 
 
-def agree(got: torch.Tensor, wanted: torch.Tensor, *sums: int, roundings: float = 2, largest: float = 1.0, dtype: torch.dtype | None = None) -> None:
-    """Both were computed of the same numbers in this dtype, or that of `got`; `sums` as `reordered` takes them. In 16 bits, where sums are in fp32,
+def agree(got: torch.Tensor, wanted: torch.Tensor, *sums: int, roundings: float = 2, dtype: torch.dtype | None = None, **more) -> None:
+    """Both were computed of the same numbers in this dtype, or that of `got`; `sums` and more as `reordered` takes them. In 16 bits, where sums are in fp32,
     `roundings` says what is rounded on the way: the weights and a result are 2, and P, dS, rowsum(o dout) and a gradient 4; an lse is a quarter, an
     eighth of a weight in each of the two (testing/check.h)."""
     dtype = dtype or got.dtype
     terms = (roundings,) if dtype.itemsize == 2 else sums
-    torch.testing.assert_close(got, wanted, **reordered(str(dtype).removeprefix("torch."), *terms, largest=largest))
+    torch.testing.assert_close(got, wanted, **reordered(str(dtype).removeprefix("torch."), *terms, **more))
 
 
 def supported(case: Case, device: str, backward: bool = False, **more) -> fattn.Support:
