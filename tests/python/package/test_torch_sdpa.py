@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fattn.sdpa
+from attention_reference import reordered
 from fattn import _operators
 from torch_cases import agree, check, leaves, plain
 
@@ -106,7 +107,7 @@ def test_dropout(calls, monkeypatch):
     ones = torch.ones_like(v).requires_grad_()
     o = compiled(torch.zeros_like(q), torch.zeros_like(k), ones)  # means of what is kept, which the gradient of ones has too
     assert len(seen) > 1 and 0.5 < o.mean().item() < 1.5 and o.std().item() > 0.05
-    assert torch.autograd.grad(o.sum(), ones)[0].sum().item() == pytest.approx(o.sum().item(), rel=1e-4)
+    assert torch.autograd.grad(o.sum(), ones)[0].sum().item() == pytest.approx(o.sum().item(), rel=reordered("float32", 33, 33, 11)["rtol"])  # and 2^11 results, by halves
     with sdpa_kernel(SDPBackend.MATH):
         count = len(seen)
         F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
