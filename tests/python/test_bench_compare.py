@@ -291,7 +291,8 @@ def test_compare(schema, fattn):
         speedup = rows["standard"]["time_median_s"] / rows["fattn"]["time_median_s"]
         assert rows["fattn"]["speedup_over_standard"] == pytest.approx(speedup)
         assert rows["standard"]["max_difference_to_standard"] == 0
-        assert 0 <= rows["fattn"]["max_difference_to_standard"] < 1e-5
+        # Two orders of sums over headdim and keys: n roundings have a standard deviation of 0.4 sqrt(n) epsilons, five of which are allowed.
+        assert 0 <= rows["fattn"]["max_difference_to_standard"] < 2 * (8 + 32) ** 0.5 * 2**-23
         assert record["summary"][0]["leanest"]["name"] is not None
     else:
         assert rows["standard"]["reason"]

@@ -15,6 +15,7 @@ import pytest
 STEPS = 14
 SIZES = ["--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--seqlen", 16, "--batch", 2]
 RUN = [*SIZES, "--accumulate", 6, "--steps", STEPS, "--every", 7, "--eval-batches", 5, "--learning-rate", 3e-3, "--keep", 0, "--threads", 1]
+LAST_PLACES = 4 * 2**-23  # of a loss in fp32: what another order of the gradients' sums may make of it, where no run says how much
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -111,11 +112,12 @@ def test_several_processes_train_as_one(fattn, data, alone, tmp_path, ranks):
     for name in ("step", "targets", "learning_rate", "skipped"):
         assert [line[name] for line in log] == [line[name] for line in one]
     assert [line["tokens"] for line in log] == [line["tokens"] for line in one] and min(line["tokens"] for line in one) < max(line["tokens"] for line in one)
-    for key in ("loss", "gradient_norm"):
-        allowed = 4 * max(difference(reordered, one, key), 2**-23)
-        assert difference(log, one, key) <= allowed < 1e-3, key
-    validated = [(a["validation_loss"], b["validation_loss"]) for a, b in zip(log, one) if "validation_loss" in a]
-    assert len(validated) == 2 and all(abs(a - b) < 1e-4 * b for a, b in validated)
+    allowed = {key: max(4 * difference(reordered, one, key), LAST_PLACES) for key in ("loss", "gradient_norm")}
+    for key, limit in allowed.items():
+        steps = difference(one[1:], one[:-1], key)  # what one step changes
+        assert difference(log, one, key) <= limit < steps / 100, key
+    validated = [[line for line in lines if "validation_loss" in line] for lines in (log, one)]
+    assert len(validated[0]) == 2 and difference(*validated, "validation_loss") <= allowed["loss"]
 
 
 def test_the_same_ranks_give_the_same_bits(fattn, data, tmp_path):
@@ -139,7 +141,7 @@ def test_a_run_goes_on_with_another_number(fattn, data, tmp_path):
         log, whole = log_of(tmp_path / name), log_of(tmp_path / "whole")
         if ranks == 2:
             assert log == whole and weights_of(tmp_path / name) == weights_of(tmp_path / "whole")
-        assert log[:7] == whole[:7] and same_loss(log[7], whole[7]) and difference(log, whole, "loss") < 1e-4
+        assert log[:7] == whole[:7] and same_loss(log[7], whole[7]) and difference(log, whole, "loss") <= LAST_PLACES
     with Processes(fattn, 5, ["--out", tmp_path / "same", "--resume", "--rendezvous", tmp_path / "m3"]) as processes:
         for code, _, error in processes.ends():
             assert code == 2 and "a step of 6 batches (--accumulate) cannot be shared by 5 processes" in error

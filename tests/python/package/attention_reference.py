@@ -195,11 +195,20 @@ def allowed(q, k, v, dout, dtype: str, expected: Results, **options) -> Results:
     return Results(**bounds)
 
 
-def reordered(dtype: str, *sums: int) -> dict[str, float]:
-    """How far two results may be apart that are computed of the same numbers near 1 in another order: `sums` says how many terms each sum on the way
-    has, and each term of each of the two is rounded once, by half an epsilon."""
-    bound = sum(sums) * EPSILON[dtype]
-    return {"rtol": bound, "atol": bound}
+def reordered(dtype: str, *sums: float, largest: float = 1.0, one_way: bool = False) -> dict[str, float]:
+    """How far two results may be apart that are computed of the same numbers in another order: `sums` says how many terms each sum on the way has, and
+    `largest` how great the numbers are. Each of the two rounds each term once, by half an epsilon, which makes an epsilon a term. That is if all go one
+    way, as in matrix instructions of a GPU, which round towards 0; else signs are chance, and the standard deviation of n such pairs is sqrt(n / 6)
+    epsilons, of which 2 sqrt(n) are five. In 16 bits sums are in fp32: what is rounded are the weights and a result, or P, dS, rowsum(o dout) and a
+    gradient, each a sum of one."""
+    terms = sum(sums)
+    bound = (terms if one_way else min(terms, 2 * terms**0.5)) * EPSILON[dtype]
+    return {"rtol": bound, "atol": bound * largest}
+
+
+def rounded(dtype: str, *sums: float, **more) -> dict[str, float]:
+    """How far a result may be from one in a wider dtype, which rounds nothing: half of what two may be apart."""
+    return {name: bound / 2 for name, bound in reordered(dtype, *sums, **more).items()}
 
 
 def judge(name: str, got: np.ndarray, expected: Results, bounds: Results) -> None:

@@ -125,7 +125,7 @@ def test_combine(flash):
     given = torch.empty(2, 5, 4, 16, dtype=torch.bfloat16)
     result, _ = flash.flash_attn_combine(torch.stack([o for o, _ in parts]).float(), torch.stack([x.transpose(1, 2) for _, x in parts]).float(), out=given)
     assert result is given
-    close(given, whole[0], 2e-2)
+    close(given, whole[0], 1, dtype="bfloat16")  # rounded once
     assert flash.flash_attn_combine(torch.ones(2, 1, 1, 1, 8), torch.full((2, 1, 1, 1), -torch.inf), out_dtype=torch.float16)[0].eq(0).all()
     with pytest.raises(RuntimeError, match="out_partial has the shape"):
         flash.flash_attn_combine(torch.ones(2, 1, 1, 1, 8), torch.ones(2, 1, 1))

@@ -62,7 +62,7 @@ def check(got, caches, wanted):
     close(got[0], wanted[0])
     close(got[1], wanted[1])
     for x, y in zip(caches, wanted[2]):
-        close(x, y, 1e-6)
+        close(x, y, 3)  # what is rotated has two products and their sum
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -152,7 +152,7 @@ def test_packed_queries_and_new_keys():
         close(o, torch.cat([x[0] for x in parts]))
         close(lse, torch.cat([x[1] for x in parts], 1))
         for i, cache in enumerate(caches):
-            close(cache, torch.cat([x[2][i] for x in parts]), 1e-6)
+            close(cache, torch.cat([x[2][i] for x in parts]), 3)  # what is rotated has two products and their sum
     finally:
         compat.uninstall()
 

@@ -11,6 +11,7 @@ if not distributed.is_available() or not distributed.is_gloo_available():
 import torch
 
 import fattn.distributed as fd
+from attention_reference import reordered
 from distributed_ranks import run_ranks
 
 WHOLE = os.environ.get("FATTN_TEST_WHOLE") == "1"
@@ -58,7 +59,8 @@ def compiled(rank: int) -> None:
         got = differentiated(torch.compile(function, backend=backend, fullgraph=True), given)
         for x, y in zip(got, wanted):
             assert x.shape == y.shape and x.dtype == y.dtype, name
-            assert (x - y).abs().max() <= 1e-5 * y.abs().max(), name
+            # q k, dout v, dout o; over the keys, over the queries of two heads, in the compiler's order.
+            assert (x - y).abs().max() <= reordered("float32", 8, 8, 8, 14, 2 * 14)["atol"] * y.abs().max(), name
     with torch.no_grad():
         q, k, v = (torch.randn(1, 3, 2, 8, dtype=torch.bfloat16) for _ in range(3))
         assert torch.equal(torch.compile(fd.ring_attention, backend="eager", fullgraph=True)(q, k, v), fd.ring_attention(q, k, v))

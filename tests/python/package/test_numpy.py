@@ -56,7 +56,8 @@ def test_gradient_of_lse():
     o, lse = fattn.numpy.forward(q, k, v, return_lse=True)
     dq, _, dv = fattn.numpy.backward(np.zeros_like(dout), q, k, v, o, lse, dlse=np.ones_like(lse))
     mean = fattn.numpy.forward(q, k, k) * 32**-0.5
-    assert np.abs(dq - mean).max() < 1e-5 and not dv.any()
+    np.testing.assert_allclose(dq, mean, **reordered("float32", 32, 33, 33))  # q k, over the keys in both passes
+    assert not dv.any()
     with pytest.raises(ValueError, match="dlse has the shape"):
         fattn.numpy.backward(dout, q, k, v, o, lse, dlse=lse[:, :, :3])
 

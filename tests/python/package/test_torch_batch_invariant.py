@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
+from torch_cases import agree  # noqa: E402
 
 CASES = [{}, {"causal": True}, {"causal": True, "window": (50, 0)}, {"causal": True, "softcap": 5.0, "sinks": True}, {"causal": True, "alibi_slopes": True},
          {"causal": True, "dropout_p": 0.3}]
@@ -108,7 +109,7 @@ def test_gradients(device):
         if not invariant:
             wanted = gradients
     for x, y in zip(gradients, wanted):
-        torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
+        agree(x, y, 3 * 64, LONGEST, 2 * LONGEST, largest=float(y.detach().abs().max()))  # q k, dout v, dout o; over the keys, over the queries of two heads
 
 
 def test_refusals(device):

@@ -6,6 +6,7 @@ import torch._dynamo.testing
 
 import fattn
 from fattn import _operators, compat
+from torch_cases import agree
 
 compat.install("flash_attn")
 try:
@@ -57,12 +58,12 @@ def test_compile_without_a_break(backend, layout):
     expected.backward()
     got, lse_again = compiled(*again)
     got.backward()
-    torch.testing.assert_close(got, expected)
+    agree(got, expected, 11)  # sums of 2^10 numbers and a few, by halves, or in the compiler's order; what attention gives is the same
     assert torch.equal(lse_again, lse)
     for x, y in zip(again, leaves):
-        torch.testing.assert_close(x.grad, y.grad)
+        assert torch.equal(x.grad, y.grad)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(*again)[0], expected)
+        agree(compiled(*again)[0], expected, 11)
 
 
 @pytest.mark.parametrize("case", ["q is k", "documents", "packed"])
@@ -80,7 +81,7 @@ def test_compile_with_a_tensor_given_twice(case):
     leaf = inputs()[0]
     wanted = torch.autograd.grad(call(leaf).square().sum(), leaf)[0]
     got = torch.autograd.grad(torch.compile(call, fullgraph=True, backend="aot_eager")(leaf).square().sum(), leaf)[0]
-    torch.testing.assert_close(got, wanted)
+    agree(got, wanted, 3)  # three gradients are added, in the compiler's order
 
 
 def test_dynamic_lengths_compile_once():
@@ -90,7 +91,7 @@ def test_dynamic_lengths_compile_once():
     for seqlen in (9, 12, 17, 33):
         x = inputs(seqlen=seqlen)
         o = compiled(*x)
-        torch.testing.assert_close(o, causal(*x))
+        assert torch.equal(o, causal(*x))
         o.sum().backward()
     assert counter.frame_count == 1
 
@@ -135,7 +136,7 @@ def test_a_number_that_changes_by_inductor():
     compiled = torch.compile(lambda q, k, v, n, scale: fattn.attention(q, k, v, window=(n, 0), softmax_scale=scale), fullgraph=True, backend=counter)
     x = inputs(False)
     for n in range(2, 8):
-        torch.testing.assert_close(compiled(*x, n, 0.1 * n), fattn.attention(*x, window=(n, 0), softmax_scale=0.1 * n))
+        assert torch.equal(compiled(*x, n, 0.1 * n), fattn.attention(*x, window=(n, 0), softmax_scale=0.1 * n))
     assert counter.frame_count <= 2
 
 
@@ -195,7 +196,7 @@ def test_func_grad():
     expected = torch.autograd.grad(causal(*x).square().sum(), x)
     got = torch.func.grad(lambda *x: causal(*x).square().sum(), argnums=(0, 1, 2))(*(y.detach() for y in x))
     for a, b in zip(got, expected):
-        torch.testing.assert_close(a, b)
+        assert torch.equal(a, b)
     with pytest.raises(Exception, match="no second derivative"):
         torch.func.grad(lambda q: torch.func.grad(lambda q: causal(q, *x[1:]).sum())(q).sum())(x[0].detach())
 
@@ -223,7 +224,7 @@ def test_vmap(in_dims):
     for x, dim in zip(inputs(False), in_dims):
         stacked.append(x if dim is None else torch.randn(*x.shape[:dim], 3, *x.shape[dim:]))
     single = [[x if dim is None else x.select(dim, i) for x, dim in zip(stacked, in_dims)] for i in range(3)]
-    torch.testing.assert_close(torch.vmap(causal, in_dims)(*stacked), torch.stack([causal(*x) for x in single]))
+    agree(torch.vmap(causal, in_dims)(*stacked), torch.stack([causal(*x) for x in single]), 16, 11)  # q k, over the keys
     gradient = torch.func.grad(lambda *x: causal(*x).square().sum(), argnums=(0, 1, 2))
     for got, expected in zip(torch.vmap(gradient, in_dims)(*stacked), zip(*(gradient(*x) for x in single))):
-        torch.testing.assert_close(got, torch.stack(expected))
+        agree(got, torch.stack(expected), 3 * 16, 11, 2 * 9)  # q k, dout v, dout o; over the keys, over the queries of two heads

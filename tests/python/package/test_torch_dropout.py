@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import fattn
+from attention_reference import reordered, rounded
+from torch_cases import agree
 
 
 def _tensors(dtype: torch.dtype, rows: int, keys: int, batch: int = 2) -> list[torch.Tensor]:
@@ -34,7 +36,9 @@ def test_a_part_drops_what_the_whole_does(dtype, row, key, rows, keys):
         mask = torch.arange(row + rows)[:, None].ge(row) & torch.arange(key + keys).ge(key)
         o, lse, dq, dk, dv = _gradients(q, k, v, dout, dropout_p=0.3, dropout_state=state, causal=True, mask=mask, backend="reference")
         wanted = [o[:, row:], lse[:, :, row:], dq[:, row:], dk[:, key:], dv[:, key:]]
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    # q k, dout v, dout o; over the keys, over the queries of two heads. In 16 bits P, dS, rowsum(o dout) and a gradient are rounded.
+    terms = (4,) if dtype.itemsize == 2 else (32, 32, 32, keys, 2 * rows)
+    tolerance = (reordered if dtype == torch.float64 else rounded)(str(dtype).removeprefix("torch."), *terms)["rtol"]
     for name, x, y in zip(("o", "lse", "dq", "dk", "dv"), got, wanted):
         y = torch.where(y == -torch.inf, 0, y)
         assert (torch.where(x == -torch.inf, 0, x).double() - y).abs().max() <= tolerance * y.abs().max().clamp(min=1), name
@@ -48,7 +52,7 @@ def test_packed_sequences_begin_at_the_place():
     o = fattn.attention_varlen(q[0], k[0], v[0], cu_seqlens_q=torch.tensor([0, 20, 60]), cu_seqlens_k=torch.tensor([0, 30, 80]), dropout_p=0.5, dropout_state=state)
     first = fattn.attention(q[:, :20], k[:, :30], v[:, :30], dropout_p=0.5, dropout_state=state)
     second = fattn.attention(q[:, 20:], k[:, 30:], v[:, 30:], dropout_p=0.5, dropout_state=state + torch.tensor([0, 4, 0, 0]))
-    assert (o - torch.cat([first, second], 1)[0]).abs().max() < 1e-5
+    agree(o, torch.cat([first, second], 1)[0], 32, 50)  # q k, over the keys
 
 
 @pytest.mark.parametrize(("state", "words"), [

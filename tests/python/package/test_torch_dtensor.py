@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fattn
+from attention_reference import reordered
 
 distributed = pytest.importorskip("torch.distributed")
 tensor = pytest.importorskip("torch.distributed.tensor")
@@ -76,7 +77,8 @@ def _check_table(mesh) -> int:
 
         got = outcome(dense(batch, nheads, nheads_k), options_of(name, batch, nheads), layout, distribute)
         for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=lambda text: f"{batch, nheads, nheads_k}, {name}, {layout}, {by}, result {i}: {text}")
+            close = reordered("float32", 16, 24, 24, 9, 7 * nheads // nheads_k, batch, largest=float(b[b.isfinite()].abs().max()))  # batch: of a shared bias
+            torch.testing.assert_close(a, b, **close, msg=lambda text: f"{batch, nheads, nheads_k}, {name}, {layout}, {by}, result {i}: {text}")
         count += 1
     return count
 
@@ -102,7 +104,7 @@ def _check_others(mesh) -> int:
         wanted = call(*plain, cu_seqlens_q=CU, causal=True, return_lse=True, **given)
         assert o.placements == (Shard(1),) and lse.placements == (Shard(0),) and torch.equal(o.full_tensor(), wanted[0]) and torch.equal(lse.full_tensor(), wanted[1])
         for a, b in zip(torch.autograd.grad(o.full_tensor().square().sum(), rows), torch.autograd.grad(wanted[0].square().sum(), plain)):
-            torch.testing.assert_close(a.full_tensor(), b)
+            assert torch.equal(a.full_tensor(), b)
 
     table, used = torch.arange(8).reshape(4, 2), torch.tensor([5, 8, 3, 1])
     pages = [torch.randn(8, 4, 2, 16) for _ in range(2)]

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
 import fattn.numpy  # noqa: E402
-from attention_reference import NUMPY  # noqa: E402
+from attention_reference import NUMPY, rounded  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16]
 SEQLEN_Q, SEQLEN_K = 70, 90
@@ -133,7 +133,7 @@ def test_compile(device):
     o, wanted = compiled(*leaves), step(*leaves)
     assert torch.equal(o, wanted)
     for x, y in zip(torch.autograd.grad(o, leaves, dout.float()), torch.autograd.grad(wanted, leaves, dout.float())):
-        torch.testing.assert_close(x, y)
+        assert torch.equal(x, y)
     grad = torch.func.grad(lambda q: fattn.attention(q, k.detach(), v.detach(), out_dtype=torch.float32).sum())(q.detach())
     assert grad.dtype == torch.bfloat16
 
@@ -161,7 +161,7 @@ def test_numpy():
     gradients = fattn.numpy.backward(arrays[3], *arrays[:3], o.astype(NUMPY["bfloat16"]), lse, out_dtype="float32")
     assert [x.dtype for x in gradients] == [np.float32] * 3
     for x, wanted in zip(gradients, exact(q, k, v, dout)[1:]):
-        assert np.abs(x - wanted.numpy()).max() < 0.05
+        np.testing.assert_allclose(x, wanted.numpy(), **rounded("bfloat16", 3))  # P, dS and o
     with pytest.raises(ValueError, match="o is fp16 but q is bf16; allowed: q's dtype, or fp32"):
         fattn.numpy.forward(*arrays[:3], out_dtype=np.float16)
 

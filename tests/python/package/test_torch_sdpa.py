@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fattn.sdpa
+from attention_reference import reordered
 from fattn import _operators
-from torch_cases import check, leaves, plain
+from torch_cases import agree, check, leaves, plain
 
 
 @pytest.fixture
@@ -83,9 +84,9 @@ def test_masks(kind, shape, calls):
     gradients = torch.autograd.grad(got.square().sum(), inputs)
     assert calls == ([] if kind == "gradient" else ["forward_out", "backward_out"])
     wanted = by_torch(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(got, wanted)
+    agree(got, wanted, 32, 40)  # q k, over the keys
     for x, y in zip(gradients, torch.autograd.grad(wanted.square().sum(), inputs)):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        agree(x, y, 32, 32, 32, 40, 33, largest=max(1.0, float(y.detach().abs().max())))  # q k, dout v, dout o; over the keys, over the queries
 
 
 def test_dropout(calls, monkeypatch):
@@ -106,7 +107,7 @@ def test_dropout(calls, monkeypatch):
     ones = torch.ones_like(v).requires_grad_()
     o = compiled(torch.zeros_like(q), torch.zeros_like(k), ones)  # means of what is kept, which the gradient of ones has too
     assert len(seen) > 1 and 0.5 < o.mean().item() < 1.5 and o.std().item() > 0.05
-    assert torch.autograd.grad(o.sum(), ones)[0].sum().item() == pytest.approx(o.sum().item(), rel=1e-4)
+    assert torch.autograd.grad(o.sum(), ones)[0].sum().item() == pytest.approx(o.sum().item(), rel=reordered("float32", 33, 33, 11)["rtol"])  # and 2^11 results, by halves
     with sdpa_kernel(SDPBackend.MATH):
         count = len(seen)
         F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
@@ -117,7 +118,7 @@ def test_what_stays_with_torch(calls):
     q, k, v = heads_first(leaves(plain("cpu", seqlen_k=40), "cpu")[0])
     got = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     got.sum().backward()
-    torch.testing.assert_close(got, by_torch(q, k, v, is_causal=True))
+    agree(got, by_torch(q, k, v, is_causal=True), 32, 40)  # q k, over the keys
     F.scaled_dot_product_attention(*(x.detach().double() for x in (q, k, v)))
     assert calls == []
 
@@ -143,4 +144,4 @@ def test_modules_of_torch(calls):
     y.sum().backward()
     assert calls == ["forward_out", "backward_out"]
     fattn.sdpa.deactivate()
-    torch.testing.assert_close(y, layer(x))
+    agree(y, layer(x), 32, 8, 10, 32, 32, 64)  # four projections, q k, over the keys

@@ -8,6 +8,7 @@ import torch
 import fattn
 from attention_reference import reordered
 from fattn import _operators
+from torch_cases import agree
 
 ENDS_Q, ENDS_K = [0, 5, 5, 12, 13], [0, 7, 9, 14, 20]  # one has no query, and rows behind the last belong to none
 TOTAL_Q, TOTAL_K, LONGEST_Q, LONGEST_K = 15, 21, 7, 7
@@ -122,13 +123,13 @@ def test_compiled_and_transformed():
     torch._dynamo.reset()
     x, again = packed(torch.float32), packed(torch.float32)
     wanted, got = f(*x), torch.compile(f, fullgraph=True, backend="aot_eager")(*again)
-    torch.testing.assert_close(got, wanted)
+    assert torch.equal(got, wanted)
     gradients = torch.autograd.grad(wanted.square().sum(), x)
     for y, z in zip(torch.autograd.grad(got.square().sum(), again), gradients):
-        torch.testing.assert_close(y, z)
+        assert torch.equal(y, z)
     functional = torch.func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2))(*(y.detach() for y in x))
     for y, z in zip(functional, gradients):
-        torch.testing.assert_close(y, z)
+        assert torch.equal(y, z)
     (dq,) = torch.autograd.grad(f(*x).sum(), x[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         dq.sum().backward()
@@ -169,10 +170,10 @@ def test_vmap(with_bias):
 
     dims = (0, None, 0, 0)
     singles = [(q[i], k, v[i], bias[i]) for i in range(3)]
-    torch.testing.assert_close(torch.vmap(f, dims)(q, k, v, bias), torch.stack([f(*x) for x in singles]))
+    agree(torch.vmap(f, dims)(q, k, v, bias), torch.stack([f(*x) for x in singles]), 8, 5)  # q k, over the keys
     gradient = torch.func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2, 3) if with_bias else (0, 1, 2))
     for got, expected in zip(torch.vmap(gradient, dims)(q, k, v, bias), zip(*(gradient(*x) for x in singles))):
-        torch.testing.assert_close(got, torch.stack(expected))
+        agree(got, torch.stack(expected), 3 * 8, 5, 5)  # q k, dout v, dout o; over the keys, over the queries
 
 
 # The keys of the sequences of ENDS_K in another order, with gaps; the last number is nobody's.
@@ -213,7 +214,7 @@ def test_most_used_keys_are_the_longest():
     ends = torch.tensor([0, 2, 6])
     o = fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, max_seqlen_q=4, max_seqlen_k=253, seqused_k=used)
     parts = [fattn.attention(q[None, i:j], k[None, m : m + n], v[None, m : m + n])[0] for i, j, m, n in ((0, 2, 0, 200), (2, 6, 256, 253))]
-    torch.testing.assert_close(o, torch.cat(parts))
+    agree(o, torch.cat(parts), 8, 253)  # q k, over the keys
     assert torch.equal(fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, seqused_k=used), o)
     with pytest.raises(ValueError, match=r"seqused_k\[1\] is 253; allowed: 0 to max_seqlen_k, 252"):
         fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, max_seqlen_q=4, max_seqlen_k=252, seqused_k=used)
@@ -228,6 +229,6 @@ def test_shared_keys():
     q, k, v = (torch.randn(n, 2, 8, requires_grad=True) for n in (6, 9, 9))
     options = {"cu_seqlens_q": torch.tensor([0, 2, 6]), "cu_seqlens_k": torch.tensor([1, 3, 0]), "seqused_k": torch.tensor([5, 6])}
     o = fattn.attention_varlen(q, k, v, **options)
-    torch.testing.assert_close(o[2:], fattn.attention(q[None, 2:], k[None, 3:], v[None, 3:])[0])
+    agree(o[2:], fattn.attention(q[None, 2:], k[None, 3:], v[None, 3:])[0], 8, 6)  # q k, over the keys
     with pytest.raises(ValueError, match="^sequences 0 and 1 use the same keys"):
         o.sum().backward()

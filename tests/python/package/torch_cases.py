@@ -5,7 +5,7 @@ import torch
 
 import fattn
 from attention_cases import Case, prepare
-from attention_reference import judge
+from attention_reference import judge, reordered
 
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
@@ -38,6 +38,15 @@ def scores_of(case: Case, device: str) -> dict[str, torch.Tensor | float]:
 def check(case: Case, name: str, got: torch.Tensor) -> None:
     prepared = prepare(case)
     judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
+
+
+def agree(got: torch.Tensor, wanted: torch.Tensor, *sums: int, roundings: float = 2, dtype: torch.dtype | None = None, **more) -> None:
+    """Both were computed of the same numbers in this dtype, or that of `got`; `sums` and more as `reordered` takes them. In 16 bits, where sums are in fp32,
+    `roundings` says what is rounded on the way: the weights and a result are 2, and P, dS, rowsum(o dout) and a gradient 4; an lse is a quarter, an
+    eighth of a weight in each of the two (testing/check.h)."""
+    dtype = dtype or got.dtype
+    terms = (roundings,) if dtype.itemsize == 2 else sums
+    torch.testing.assert_close(got, wanted, **reordered(str(dtype).removeprefix("torch."), *terms, **more))
 
 
 def supported(case: Case, device: str, backward: bool = False, **more) -> fattn.Support:
