@@ -29,7 +29,7 @@ HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*"
 LIGHT_FILTER = "-JitSmallPlanned.TheListIsWhole:*CpuDqOrder*cpu_scalar:" + ":".join(f"*GradientsAreSlopes/{x}*" for x in ("t", "s", "o", "r", "e", "gqa"))
 LIGHT_FILTER += ":" + ":".join(f"*OpsBackwardSmall.Product/{x}" for x in ("*fp16", "scalar*", "auto*"))
 LIGHT_FILTER += ":" + ":".join(f"*BatchInvariantSmall*{x}*" for x in ("fp16", "scalar", "reference"))
-LIGHT_FILTER += ":RingScheduleSmall.EveryPairOnce:Profile.WhatNobodyListensToCostsNothing"  # exhaustive; a time in nanoseconds
+LIGHT_FILTER += ":RingAttention.*:RingScheduleSmall.EveryPairOnce:Profile.WhatNobodyListensToCostsNothing"  # exhaustive; a time in nanoseconds
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend(_scores)?|jit_(build|cache|load|nvrtc|pack))$"
