@@ -215,7 +215,7 @@ def stages(jobs, long):
             "python3 tools/check_documents.py || status=1\n"
             "python3 tools/check_design.py --self-test || status=1\n"
             "python3 tools/check_design.py || status=1\n"
-            "for check in make_abi make_cli_reference make_features make_migration make_numbers make_result_tables make_report make_spills compact_records; do\n"
+            "for check in make_abi make_cli_reference make_features make_migration make_numbers make_result_tables make_report make_spills make_tile_tables compact_records; do\n"
             "  if python3 tools/$check.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
             "done\n"
             "exit $status\n",
