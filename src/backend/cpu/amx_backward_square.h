@@ -194,7 +194,7 @@ __attribute__((noinline)) void Backward<kOptions>::weigh_square_with(int64_t key
           const __m512i word = _mm512_load_si512(words + vec::dropout_word(0, of_key) * kSide + q * 16);
           const __mmask16 stays = _mm512_test_epi32_mask(word, _mm512_set1_epi32(static_cast<int>(1u << dropout_bit(0, of_key))));
           of_weight = _mm512_maskz_mul_ps(stays, of_weight, drop_scale);
-          kept = _mm512_maskz_mul_ps(stays, kept, drop_scale);
+          kept = _mm512_maskz_mov_ps(stays, kept);  // dv gets the scale when it is whole
         }
         __m512 of_score = _mm512_mul_ps(w[q], _mm512_sub_ps(of_weight, delta[q]));
         __m512 of_product = kCapped ? vec::through(cap, t, of_score) : of_score;

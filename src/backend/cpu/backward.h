@@ -119,12 +119,12 @@ class BackwardWalk {
   // dk and dv, as Out.
   template <class Out>
   void store_keys() const {
-    const F32 scale = set1(t_.scale);
+    const F32 scale = set1(t_.scale), scale_v = set1(in_.dropout_scale);
     for (int64_t key = 0; key < t_.key_end - t_.key_begin; ++key) {
       Out* dk = static_cast<Out*>(t_.dk) + (t_.key_begin + key) * t_.dk_stride;
       Out* dv = static_cast<Out*>(t_.dv) + (t_.key_begin + key) * t_.dv_stride;
       for (int64_t d = 0; d < t_.headdim; d += kLanes) store_n(dk + d, mul(load(scratch_.dk + key * width_ + d), scale), t_.headdim - d);
-      for (int64_t d = 0; d < t_.headdim_v; d += kLanes) store_n(dv + d, load(scratch_.dv + key * width_v_ + d), t_.headdim_v - d);
+      for (int64_t d = 0; d < t_.headdim_v; d += kLanes) store_n(dv + d, mul(load(scratch_.dv + key * width_v_ + d), scale_v), t_.headdim_v - d);
     }
   }
 

@@ -54,7 +54,7 @@ FATTN_INLINE F32 gradient_of(const InputGradient<kTerms, kDrops, kKeeps>& in, F3
   const U32 word = load_u32(in.words + dropout_word(in.key0, in.key0 + key) * kTile + at % kTile);
   const U32 bit = set1_u32(1u << dropout_bit_of_row(in.key0 + key));
   const F32 gradient = mul(p, sub(keep_if(mul(dp, in.scale), word, bit), delta));
-  p = keep_if(mul(p, in.scale), word, bit);
+  p = keep_if(p, word, bit);  // dv gets the scale when it is whole: rounded to 16 bits it would be off by as much in every weight
   return gradient;
 }
 template <bool kTerms, bool kDrops, bool kKeeps>
