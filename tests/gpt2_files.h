@@ -72,7 +72,7 @@ inline double error_of(const float* a, const float* b, size_t n) {
   double largest = 0;
   for (size_t i = 0; i < n; ++i) {
     const double e = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(e <= largest)) largest = e;
+    if (!(e <= largest)) largest = std::isnan(e) ? HUGE_VAL : e;
   }
   return largest;
 }

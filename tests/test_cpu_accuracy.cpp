@@ -124,7 +124,7 @@ struct Error {
   void add(const Dense& got, const Dense& exact) {
     for (size_t i = 0; i < exact.size(); ++i) {
       const double e = std::fabs(got[i] - exact[i]);
-      if (!(e <= most)) most = e;  // a NaN stays
+      if (!(e <= most)) most = std::isnan(e) ? HUGE_VAL : e;  // a NaN stays
       squares += e * e;
       largest = std::max(largest, std::fabs(exact[i]));
     }

@@ -146,7 +146,7 @@ void expect_close(const Dense& a, const Dense& b, double allowed, const std::str
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double difference = a[i] == b[i] ? 0 : std::fabs(a[i] - b[i]);  // -inf is -inf
-    if (!(difference <= most)) most = difference;
+    if (!(difference <= most)) most = std::isnan(difference) ? HUGE_VAL : difference;
   }
   EXPECT_TRUE(most <= allowed) << what << " differs by " << most << ", allowed " << allowed;
 }

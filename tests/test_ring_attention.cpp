@@ -434,8 +434,78 @@ TEST(RingAttentionSmall, WhatIsRefused) {
            t.k = Tensor(q.view().data(), DType::kF32, {1, 4, 2, 8}, {64, 8, 32, 1});
          }),
          "k has a stride of 32 in dimension 2; its rows travel, and must lie behind each other without gaps (8)");
-  expect(said([&](ForwardTensors& t, Options&) { t.q = Tensor(q.view().data(), DType::kF64, {1, 4, 2, 8}); }), "ring attention in C++ takes fp32");
+  expect(said([&](ForwardTensors& t, Options&) {
+           t.q = t.k = t.v = t.o = Tensor(q.view().data(), DType::kF64, {1, 4, 2, 8});
+         }),
+         "ring attention in C++ takes fp32");
+  const Owned sinks(DType::kF16, {2}), one_sink(DType::kF32, {1}), narrow(DType::kF32, {1, 4, 2, 4}), half(DType::kF16, {1, 4, 2, 8}),
+      lse(DType::kF32, {1, 2, 4});
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.sinks = sinks.view(); }), "sinks is not fp32 (nheads); q has 2 heads");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.sinks = one_sink.view(); }), "sinks is not fp32 (nheads); q has 2 heads");
+  expect(said([&](ForwardTensors& t, Options&) { t.o = narrow.view(); }),
+         "o has batch 1, 2 heads of 4; expected batch 1, 2 heads of 8, from q and v");
+  expect(said([&](ForwardTensors& t, Options&) { t.o = half.view(); }), "o is fp16 and q fp32; allowed: q's dtype");
+  expect(said([&](ForwardTensors& t, Options&) { t.o = t.o.on(Device::kCuda, 0, q.view().data()); }), "o and q are on different devices");
   expect(said([](ForwardTensors&, Options& o) { o.softcap = -1; }), "softcap is -1");
+}
+
+TEST(RingAttentionSmall, BackwardTensorsOfOtherKindsAreRefused) {
+  Mailboxes boxes;
+  ThreadTransport transport(boxes, 0, 1, false);
+  RingSequence sequence;
+  sequence.seqlen_q = sequence.seqlen_k = 4;
+  const Owned q(DType::kF32, {1, 4, 2, 8}), half(DType::kF16, {1, 4, 2, 8}), lse(DType::kF32, {1, 2, 4}), ids(DType::kI32, {1, 4});
+  BackwardTensors t{q.view(), q.view(), q.view(), q.view(), lse.view(), q.view(), q.view(), half.view(), q.view()};
+  const auto said = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_NE(said([&] { RingPlan(transport, sequence, t, {}); }).find("dk is fp16 and q fp32; allowed: q's dtype"), std::string::npos);
+  const Owned k = normal(DType::kF32, {1, 4, 2, 8}, 1), o(DType::kF32, {1, 4, 2, 8});
+  ForwardTensors f{k.view(), k.view(), k.view(), o.view(), {}, {}};
+  RingPlan plan(transport, sequence, f, {});
+  std::vector<char> memory(plan.workspace_bytes() + 512);
+  char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+  const char* const other = "these tensors are not as the plan was made for";
+  f.scores.document_q = f.scores.document_k = ids.view();
+  EXPECT_NE(said([&] { plan.execute(f, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
+  f.scores = {};
+  t.dk = q.view();
+  EXPECT_NE(said([&] { plan.execute(t, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
+  EXPECT_NE(said([&] { plan.execute(f, workspace + 4, plan.workspace_bytes()); }).find("the workspace is not aligned to 256 bytes"),
+            std::string::npos);
+  EXPECT_NE(said([&] { plan.execute(f, workspace, 16); }).find("the workspace has 16 bytes; the plan needs "), std::string::npos);
+  plan.execute(f, workspace, plan.workspace_bytes());
+}
+
+// Of a call that threw in the middle nothing is left in the way of the next.
+TEST(RingAttentionSmall, AfterACallThatThrew) {
+  Case c;
+  c.sequence.seqlen_q = c.sequence.seqlen_k = 24;
+  c.ranks = 2;
+  const Inputs in = inputs_of(c, 5);
+  const Results one = one_call(c, in, c.dtype);
+  std::mutex mutex;
+  Owned together(c.dtype, in.dout.shape);
+  run_ranks(2, false, [&](RingTransport& transport) {
+    const RingSchedule held = ring_schedule(c.sequence, transport.rank(), 2);
+    const Owned q = in.q.rows(1, held.held_q), k = in.k.rows(1, held.held_k), v = in.v.rows(1, held.held_k), o(c.dtype, q.shape);
+    ForwardTensors f{q.view(), k.view(), v.view(), o.view(), {}, {}};
+    RingPlan plan(transport, c.sequence, f, c.options);
+    std::vector<char> memory(plan.workspace_bytes() + 256);
+    void* const workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    ForwardTensors bad = f;
+    bad.o = Tensor(nullptr, c.dtype, {1, held.rows_q, c.nheads, c.headdim_v});  // found when the keys are on their way
+    EXPECT_THROW(plan.execute(bad, workspace, plan.workspace_bytes()), Error);
+    plan.execute(f, workspace, plan.workspace_bytes());
+    const std::lock_guard lock(mutex);
+    together.put_rows(1, held.held_q, o);
+  });
+  EXPECT_LT(error_of(together, one.o), 1e-5);
 }
 
 TEST(RingAttentionSmall, AGroupNamesWhoIsGone) {
@@ -468,6 +538,9 @@ TEST(RingAttentionSmall, AGroupRefusesWhatMakesNoSense) {
   char byte = 0;
   expect(said([&] { alone.finish(nullptr); }), "finish without a begin before it");
   expect(said([&] { alone.begin({{&byte, 1, 0, true}}, nullptr); }), "a piece's peer is 0; allowed: another rank");
+  alone.begin({}, nullptr);
+  expect(said([&] { alone.settle(); }), "1 begun and not finished");
+  alone.finish(nullptr);
   const GroupId id = new_group_id();
   expect(said([&] { HostGroup(2, 2, id); }), "rank is 2 and nranks 2; allowed: 0 <= rank < nranks");
   expect(said([&] { HostGroup(0, 2, id, -1); }), "timeout is -1 seconds; allowed: more than 0");

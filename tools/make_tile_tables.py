@@ -53,14 +53,14 @@ def words(*chosen):
 
 
 def v2_forward(row):
-    kinds = words(("no mask", row.get("causal") is False), ("terms of pairs or dropout", row.get("heavy") and not row.get("staged") and row.get("hides") is not False),
+    kinds = words(("no mask", row.get("causal") is False), ("few registers", row.get("heavy") and not row.get("staged") and row.get("hides") is not False),
                   ("ALiBi or dropout alone", row.get("hides") is False), ("bias or a mask of pairs", row.get("staged")))
     return (row["level"], "fp32" if row.get("f32") else "16 bits", row["headdim"], kinds, 16 * row["warps"] * row["row_tiles"], row["block_n"], row["stages"], row["warps"],
             "registers" if row.get("queries_in_registers") else "shared memory", row["ctas"])
 
 
 def v2_backward(row):
-    kinds = words(("registers just suffice", row.get("tight")), ("one term", row.get("one_term")), ("terms of pairs or dropout", row.get("heavy") and not row.get("staged") and not row.get("one_term")),
+    kinds = words(("registers just suffice", row.get("tight")), ("one term", row.get("one_term")), ("few registers", row.get("heavy") and not row.get("staged") and not row.get("one_term")),
                   ("bias or a mask of pairs", row.get("staged")), ("split before", row.get("query_stages") == 2), (f"{row.get('parts')} parts of the columns", row.get("parts", 1) > 1))
     return (row["level"], "fp32" if row.get("f32") else "16 bits", row["headdim"], kinds, row["block_m"], row["block_n"], row["chunk"], row["key_groups"], row["group_warps"],
             "yes" if row.get("pipelined") else "no", row.get("ctas", 1))
@@ -95,7 +95,8 @@ def decode(row):
 
 TABLES = (
     ("v2, forward", "v2_forward.h", "kV2ForwardTable", v2_forward, "Level | dtype | headdim up to | Problems | Queries | Keys | Stages | Warps | Queries lie in | CTAs a multiprocessor",
-     "The first row is taken that has the problem and whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits."),
+     "The first row is taken that has the problem and whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits. "
+     "`kV2ForwardHeavy` and `kV2BackwardHeavy` say for which problems there are few registers: terms of pairs, dropout, in fp32 also softcap and windows."),
     ("v2, backward", "v2_backward.h", "kV2BackwardTable", v2_backward,
      "Level | dtype | headdim up to | Problems | Queries | Keys | Queries of a step | Groups of keys | Warps of a group and role | Copies ahead | CTAs a multiprocessor", "Likewise."),
     ("v3, forward", "v3_forward.h", "kV3ForwardTable", v3_forward,

@@ -51,7 +51,7 @@ int main() {
   double worst = 0;
   for (size_t i = 0; i < o.size(); ++i) {
     const double error = std::fabs(o32[i] - o[i]);
-    if (!(error <= worst)) worst = error;
+    if (!(error <= worst)) worst = std::isnan(error) ? HUGE_VAL : error;
   }
   std::printf("largest error %.1e\n", worst);
   return worst <= 1e-5 ? 0 : 1;

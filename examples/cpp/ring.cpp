@@ -2,7 +2,7 @@
 //   mpirun -n 2 ring /tmp/id 65536
 //   torchrun --no-python --nproc-per-node 2 ring /tmp/id 65536
 // /tmp/id is a file that is not there yet, in a folder that all processes see: one tells the others by it how they find each other. By itself the
-// program is one process, on the CPU where there is no GPU. Some rows of each process are checked in float64.
+// program is one process, on the CPU where there is no GPU. Some rows of o of each process are checked in float64.
 #include <fattn/fattn.hpp>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ double error_of(const float* o, int64_t position) {
         sums[static_cast<size_t>(d)] += weights[static_cast<size_t>(j)] / total * number(2, j, h / (kHeads / kHeadsK), d);
     for (int64_t d = 0; d < kHeaddim; ++d) {
       const double error = std::fabs(sums[static_cast<size_t>(d)] - static_cast<double>(o[h * kHeaddim + d]));
-      if (!(error <= worst)) worst = error;  // NaN stays
+      if (!(error <= worst)) worst = std::isnan(error) ? HUGE_VAL : error;
     }
   }
   return worst;
@@ -167,7 +167,7 @@ int run(int argc, char** argv) {
     for (const int64_t i : {int64_t{0}, range.count / 2, range.count - 1}) {
       if (range.count == 0) continue;
       const double error = error_of(result.data() + (row + i) * kHeads * kHeaddim, range.first + i);
-      if (!(error <= worst)) worst = error;
+      if (!(error <= worst)) worst = std::isnan(error) ? HUGE_VAL : error;
       ++checked;
     }
     row += range.count;

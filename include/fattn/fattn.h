@@ -355,7 +355,7 @@ typedef struct fattn_merge_problem {
   int32_t backend;
   int32_t cpu_isa;                /* as in fattn_problem */
   int32_t num_threads;            /* likewise */
-  int32_t nparts;                 /* of `parts`, 1 to 65535; on backend cuda up to 24 */
+  int32_t nparts;                 /* of `parts`, 1 to 1024; on backend cuda up to 24 */
   const fattn_executor* executor; /* likewise */
   void* stream;                   /* CUDA: the CUstream to work on, null: the default stream; CPU: null */
   const fattn_merge_part* parts;

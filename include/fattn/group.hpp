@@ -30,6 +30,8 @@ class Group : public RingTransport {
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
+  Device device() const override { return type_; }
+  int device_index() const override { return index_; }
   void begin(const std::vector<RingPiece>& pieces, void* stream) override {
     pieces_.clear();
     for (const RingPiece& p : pieces) pieces_.push_back({p.data, p.bytes, p.peer, p.sent ? 1 : 0});
@@ -39,7 +41,7 @@ class Group : public RingTransport {
   void settle() override { check(fattn_group_wait(raw_.get())); }
 
  protected:
-  Group(Device type, int device, int rank, int ranks, const void* id, double timeout) : rank_(rank), ranks_(ranks) {
+  Group(Device type, int device, int rank, int ranks, const void* id, double timeout) : type_(type), index_(device), rank_(rank), ranks_(ranks) {
     fattn_group_options options{};
     options.struct_size = sizeof options;
     options.rank = rank;
@@ -58,7 +60,8 @@ class Group : public RingTransport {
     void operator()(fattn_group* group) const { fattn_group_destroy(group); }
   };
   std::unique_ptr<fattn_group, Destroy> raw_;
-  int rank_, ranks_;
+  Device type_;
+  int index_, rank_, ranks_;
   std::vector<fattn_piece> pieces_;
 };
 

@@ -15,7 +15,7 @@ namespace fattn::detail {
 using RingFacts = std::vector<std::pair<std::string, std::string>>;  // {"seqlen_q", "512"}
 
 // Throws kInvalidArgument, on all ranks, with the first fact that differs from rank 0's and the rank that has it.
-inline void agree(RingTransport& transport, Device device, int device_index, const RingFacts& facts, void* stream = nullptr) {
+inline void agree(RingTransport& transport, const RingFacts& facts, void* stream = nullptr) {
   constexpr size_t kBytes = 1024;  // what is longer is compared so far
   const auto ranks = static_cast<size_t>(transport.ranks()), rank = static_cast<size_t>(transport.rank());
   if (ranks == 1) return;
@@ -25,8 +25,8 @@ inline void agree(RingTransport& transport, Device device, int device_index, con
   std::memcpy(host.data() + rank * kBytes, mine.data(), mine.size() < kBytes ? mine.size() : kBytes - 1);
   cuda::Buffer buffer;
   char* all = host.data();
-  if (device == Device::kCuda) {
-    buffer = cuda::Buffer(device_index, host.size());
+  if (transport.device() == Device::kCuda) {
+    buffer = cuda::Buffer(transport.device_index(), host.size());
     buffer.copy_from(host.data(), host.size(), stream);
     all = static_cast<char*>(buffer.get());
   }
@@ -39,7 +39,7 @@ inline void agree(RingTransport& transport, Device device, int device_index, con
   transport.begin(pieces, stream);
   transport.finish(stream);
   transport.settle();
-  if (device == Device::kCuda) buffer.copy_to(host.data(), host.size(), stream);
+  if (transport.device() == Device::kCuda) buffer.copy_to(host.data(), host.size(), stream);
   const auto text_of = [&](size_t r) { return std::string(host.data() + r * kBytes, strnlen(host.data() + r * kBytes, kBytes)); };
   const std::string first = text_of(0);
   for (size_t r = 1; r < ranks; ++r) {

@@ -10,6 +10,7 @@ inline RingPlan::RingPlan(RingTransport& transport, const RingSequence& sequence
       options_(options),
       given_causal_(options.causal),
       is_forward_(t.is_forward),
+      planned_(t),
       device_(t.q.device()),
       index_(t.q.device_index()),
       dtype_(t.q.dtype()) {
@@ -18,13 +19,13 @@ inline RingPlan::RingPlan(RingTransport& transport, const RingSequence& sequence
   std::exception_ptr thrown;
   try {
     prepare(sequence, t);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     wrong = e.what();
     thrown = std::current_exception();
   }
   if (sequence.agree) {
     try {
-      detail::agree(transport, device_, index_, facts_of(sequence, t, wrong));
+      detail::agree(transport, facts_of(sequence, t, wrong));
     } catch (const Error&) {
       if (!thrown) throw;
     }
@@ -45,6 +46,10 @@ inline void RingPlan::prepare(const RingSequence& sequence, const detail::RingTe
   if (!sequence.cu_seqlens_q.empty() && t.q.shape(0) != 1)
     throw Error(ErrorCode::kInvalidArgument,
                 "q has a batch of " + std::to_string(t.q.shape(0)) + " beside packed sequences (cu_seqlens_q); they are one batch entry: pass 1");
+  if (ranks > 1 && (device_ != transport_->device() || (device_ == Device::kCuda && index_ != transport_->device_index())))
+    throw Error(ErrorCode::kInvalidArgument,
+                "q is not in the memory that the transport exchanges, which is that of " +
+                    (transport_->device() == Device::kCuda ? "CUDA device " + std::to_string(transport_->device_index()) : std::string("the host")));
   documents_ = static_cast<bool>(t.document_q);
   sinks_ = static_cast<bool>(t.sinks);
   batch_ = t.q.shape(0);
@@ -85,6 +90,11 @@ inline detail::RingFacts RingPlan::facts_of(const RingSequence& sequence, const 
     for (const int64_t x : numbers) hash = (hash ^ static_cast<uint64_t>(x)) * 1099511628211u;
     return std::to_string(numbers.size()) + " numbers of fingerprint " + std::to_string(hash % 1000000007u);
   };
+  const auto exact = [](double x) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.17g", x);
+    return std::string(text);
+  };
   const auto size = [](const Tensor& tensor, int i) { return std::to_string(i < tensor.ndim() ? tensor.shape(i) : 0); };
   return {{"arguments", wrong},
           {"pass", is_forward_ ? "forward" : "backward"},
@@ -102,8 +112,8 @@ inline detail::RingFacts RingPlan::facts_of(const RingSequence& sequence, const 
           {"causal", given_causal_ ? "true" : "false"},
           {"window_left", std::to_string(options_.window_left)},
           {"window_right", std::to_string(options_.window_right)},
-          {"softcap", std::to_string(options_.softcap)},
-          {"softmax_scale", options_.softmax_scale ? std::to_string(*options_.softmax_scale) : "that of headdim"},
+          {"softcap", exact(options_.softcap)},
+          {"softmax_scale", options_.softmax_scale ? exact(*options_.softmax_scale) : "that of headdim"},
           {"documents", t.document_q ? "given" : "absent"},
           {"sinks", t.sinks ? "given" : "absent"}};
 }
@@ -248,6 +258,7 @@ inline void RingPlan::begin_keys(const detail::RingTensors& t, size_t h) {
     if (hop.rows_received > 0) add_pieces(*came[i], pieces_[h], false);
   }
   transport_->begin(pieces, stream_);
+  ++open_;
 }
 
 // The gradients of a hop's keys go back the way that these came.
@@ -262,10 +273,11 @@ inline void RingPlan::begin_gradients(const detail::RingTensors& t, size_t h) {
   add_piece(at(space_.dk_came), hop.rows_sent, headdim_, hop.send_to, false);
   add_piece(at(space_.dv_came), hop.rows_sent, headdim_v_, hop.send_to, false);
   transport_->begin(pieces, stream_);
+  ++open_;
 }
 
 inline void RingPlan::finish_gradients(const detail::RingTensors& t, size_t h) {
-  transport_->finish(stream_);
+  finish_oldest();
   const RingHop& hop = schedule_.hops[h];
   const Tensor dk = sums_of_dk(t, 0), dv = sums_of_dv(t, 0);
   const Tensor dk_came = fresh(space_.dk_came, DType::kF32, hop.rows_sent, nheads_k_, headdim_),
@@ -281,10 +293,14 @@ inline void RingPlan::finish_gradients(const detail::RingTensors& t, size_t h) {
 // --- passes ---
 
 inline void RingPlan::begin(const detail::RingTensors& t, void* workspace, size_t bytes, void* stream) {
-  t.check(transport_->rank(), transport_->ranks(), schedule_.rows_q, schedule_.rows_k);
+  const auto invalid = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
+  if (!t.same_kind(planned_))
+    invalid("these tensors are not as the plan was made for: the pass, which there are, shapes, strides, dtypes and device must be");
   if (bytes < workspace_bytes_ || (!workspace && workspace_bytes_ > 0))
-    throw Error(ErrorCode::kInvalidArgument, "the workspace has " + std::to_string(workspace ? bytes : 0) + " bytes; the plan needs " +
-                                                 std::to_string(workspace_bytes_) + " (workspace_bytes())");
+    invalid("the workspace has " + std::to_string(workspace ? bytes : 0) + " bytes; the plan needs " + std::to_string(workspace_bytes_) +
+            " (workspace_bytes())");
+  if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) invalid("the workspace is not aligned to 256 bytes");
+  for (; open_ > 0; --open_) transport_->finish(stream);  // what a call that threw had begun
   memory_ = static_cast<char*>(workspace);
   stream_ = stream;
 }
@@ -311,7 +327,7 @@ inline void RingPlan::forward(const detail::RingTensors& t) {
   begin_keys(t, 1);
   if (starts_) compute(without_keys(), 0);
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
-    if (h > 0) transport_->finish(stream_);
+    if (h > 0) finish_oldest();
     if (h > 0) begin_keys(t, h + 1);
     for (const RingBlock& b : schedule_.hops[h].blocks) compute(b, h);
   }
@@ -344,7 +360,7 @@ inline void RingPlan::backward(const detail::RingTensors& t) {
   begin_keys(t, 1);
   if (starts_) compute(without_keys(), 0);
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
-    if (h > 0) transport_->finish(stream_);
+    if (h > 0) finish_oldest();
     if (h > 0) begin_keys(t, h + 1);
     if (starts_keys(h)) compute(without_queries(h), h);
     for (const RingBlock& b : schedule_.hops[h].blocks) compute(b, h);

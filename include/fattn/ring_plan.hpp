@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -81,6 +82,10 @@ class RingPlan {
   const Call& call_of(const detail::RingTensors& t, const RingBlock& b, size_t hop);
 
   void convert_lse(const Tensor& o, const Tensor& from, const Tensor& to) const;
+  void finish_oldest() {
+    transport_->finish(stream_);
+    --open_;
+  }
   void begin_keys(const detail::RingTensors& t, size_t h);
   void begin_gradients(const detail::RingTensors& t, size_t h);
   void finish_gradients(const detail::RingTensors& t, size_t h);
@@ -155,6 +160,7 @@ class RingPlan {
   RingSchedule schedule_;
   std::vector<std::vector<fattn_ring_range>> pieces_;  // of each hop: in which pieces its keys come
   bool is_forward_;
+  detail::RingTensors planned_;  // but for their memory
   Device device_;
   int index_;
   DType dtype_, part_dtype_ = DType::kF32;  // part_dtype_: of a block's gradients
@@ -166,6 +172,7 @@ class RingPlan {
   Space space_;
   size_t workspace_bytes_ = 0;
   std::map<Key, Call> calls_;
+  int open_ = 0;  // exchanges that are begun and not finished
   char* memory_ = nullptr;
   void* stream_ = nullptr;
 };

@@ -73,6 +73,11 @@ struct RingTensors {
         invalid(std::string(name) + " has " + std::to_string(t.shape(dim)) + " rows; rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
                 " holds " + std::to_string(rows) + " (ring_schedule() says which)");
     };
+    if (refused_)
+      throw Error(ErrorCode::kUnsupported,
+                  std::string("ring attention in C++ has no ") + refused_ +
+                      "; it has causal masks, windows, softcap, documents, sinks and packed sequences (fattn.distributed of the "
+                      "Python package has more)");
     if (!q || !k || !v || (!is_forward && (!lse || !dout || !dq || !dk || !dv)) || !o)
       invalid(is_forward ? "q, k, v or o is absent; ring attention needs all four"
                          : "q, k, v, o, lse, dout, dq, dk or dv is absent; the backward pass of ring attention needs all nine");
@@ -84,6 +89,7 @@ struct RingTensors {
     wants(dlse, "dlse", 3, 2, rows_q);
     wants(document_q, "document_q", 2, 1, rows_q);
     wants(document_k, "document_k", 2, 1, rows_k);
+    check_kinds();
     const Named travel[] = {{&k, "k"}, {&v, "v"}, {&document_k, "document_k"}};
     for (const Named& x : travel) {
       int64_t stride = 1;
@@ -94,20 +100,32 @@ struct RingTensors {
     }
   }
 
+  // Whether all but the memory is the same.
+  bool same_kind(const RingTensors& other) const {
+    if (is_forward != other.is_forward) return false;
+    const Tensor *const mine[] = {&q, &k, &v, &o, &lse, &document_q, &document_k, &sinks, &dout, &dq, &dk, &dv, &dlse, &dsinks},
+                        *const others[] = {&other.q,     &other.k,    &other.v,  &other.o,  &other.lse, &other.document_q, &other.document_k,
+                                           &other.sinks, &other.dout, &other.dq, &other.dk, &other.dv,  &other.dlse,       &other.dsinks};
+    for (size_t i = 0; i < sizeof mine / sizeof mine[0]; ++i) {
+      const Tensor &a = *mine[i], &b = *others[i];
+      if (a.ndim() != b.ndim() || (a && (a.dtype() != b.dtype() || a.device() != b.device() || a.device_index() != b.device_index()))) return false;
+      for (int d = 0; d < a.ndim(); ++d)
+        if (a.shape(d) != b.shape(d) || a.stride(d) != b.stride(d)) return false;
+    }
+    return true;
+  }
+
  private:
   struct Named {
     const Tensor* tensor;
     const char* name;
   };
   [[noreturn]] static void invalid(const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); }
-  static void refuse(const Tensor& t, const char* name) {
-    if (!t) return;
-    throw Error(ErrorCode::kUnsupported,
-                std::string("ring attention in C++ has no ") + name +
-                    "; it has causal masks, windows, softcap, documents, sinks and packed sequences (fattn.distributed of the "
-                    "Python package has more)");
+  // Kept until check(), which all ranks are told of.
+  void refuse(const Tensor& t, const char* name) {
+    if (t && !refused_) refused_ = name;
   }
-  static void refuse(const ScoreTensors& s) {
+  void refuse(const ScoreTensors& s) {
     refuse(s.seqused_k, "lengths of keys (seqused_k)");
     refuse(s.alibi_slopes, "ALiBi");
     refuse(s.bias, "bias");
@@ -117,6 +135,49 @@ struct RingTensors {
     refuse(s.cu_seqlens_q, "cu_seqlens among its tensors: RingSequence has them");
     refuse(s.status, "status");
   }
+  // Of a plan's own checks blocks see too little: they have parts of these tensors, or others in their place.
+  void check_kinds() const {
+    const bool short_dtype = q.dtype() == DType::kF16 || q.dtype() == DType::kBF16;
+    const auto wants_shape = [](const Named& x, const Named& of, int64_t heads, int64_t width, const char* which) {
+      if (!*x.tensor || (x.tensor->shape(0) == of.tensor->shape(0) && x.tensor->shape(2) == heads && x.tensor->shape(3) == width)) return;
+      const auto three = [](int64_t batch, int64_t n, int64_t w) {
+        return "batch " + std::to_string(batch) + ", " + std::to_string(n) + " heads of " + std::to_string(w);
+      };
+      invalid(std::string(x.name) + " has " + three(x.tensor->shape(0), x.tensor->shape(2), x.tensor->shape(3)) + "; expected " +
+              three(of.tensor->shape(0), heads, width) + ", from " + which);
+    };
+    const Named q_{&q, "q"};
+    for (const Named& x : {Named{&o, "o"}, Named{&dout, "dout"}}) wants_shape(x, q_, q.shape(2), v.shape(3), "q and v");
+    wants_shape({&dq, "dq"}, q_, q.shape(2), q.shape(3), "q");
+    wants_shape({&k, "k"}, q_, k.shape(2), q.shape(3), "q");
+    wants_shape({&v, "v"}, q_, k.shape(2), v.shape(3), "q and k");
+    wants_shape({&dk, "dk"}, q_, k.shape(2), k.shape(3), "k");
+    wants_shape({&dv, "dv"}, q_, v.shape(2), v.shape(3), "v");
+    for (const Named& x : {Named{&o, "o"}, Named{&dq, "dq"}, Named{&dk, "dk"}, Named{&dv, "dv"}}) {
+      if (!*x.tensor || x.tensor->dtype() == q.dtype() || (short_dtype && (x.tensor != &o || is_forward) && x.tensor->dtype() == DType::kF32))
+        continue;
+      invalid(std::string(x.name) + " is " + name_of(x.tensor->dtype()) + " and q " + name_of(q.dtype()) + "; allowed: q's dtype" +
+              (short_dtype && (x.tensor != &o || is_forward) ? ", or fp32" : ""));
+    }
+    for (const Named& x : {Named{&lse, "lse"}, Named{&dlse, "dlse"}}) {
+      if (!*x.tensor) continue;
+      if (x.tensor->dtype() != DType::kF32 || x.tensor->shape(0) != q.shape(0) || x.tensor->shape(1) != q.shape(2))
+        invalid(std::string(x.name) + " is not fp32 (batch, nheads, rows) as q has them: " + std::to_string(q.shape(0)) + " and " +
+                std::to_string(q.shape(2)));
+    }
+    for (const Named& x : {Named{&sinks, "sinks"}, Named{&dsinks, "dsinks"}}) {
+      if (!*x.tensor) continue;
+      if (x.tensor->dtype() != DType::kF32 || x.tensor->ndim() != 1 || x.tensor->shape(0) != q.shape(2))
+        invalid(std::string(x.name) + " is not fp32 (nheads); q has " + std::to_string(q.shape(2)) + " heads");
+    }
+    if (dsinks && !sinks) invalid("dsinks is given and sinks is absent; give both, or neither");
+    for (const Named& x : {Named{&k, "k"}, Named{&v, "v"}, Named{&o, "o"}, Named{&lse, "lse"}, Named{&dout, "dout"}, Named{&dq, "dq"},
+                           Named{&dk, "dk"}, Named{&dv, "dv"}, Named{&dlse, "dlse"}, Named{&sinks, "sinks"}, Named{&dsinks, "dsinks"},
+                           Named{&document_q, "document_q"}, Named{&document_k, "document_k"}})
+      if (*x.tensor && (x.tensor->device() != q.device() || x.tensor->device_index() != q.device_index()))
+        invalid(std::string(x.name) + " and q are on different devices; all tensors of a rank are on one");
+  }
+  const char* refused_ = nullptr;
 };
 
 }  // namespace fattn::detail

@@ -20,8 +20,10 @@ struct RowOptions {
 
 // What attention over a part of the keys gave, of any strides; packed sequences: (total_q, nheads, headdim_v) and (nheads, total_q).
 struct MergePart {
-  Tensor o;    // (batch, seqlen_q, nheads, headdim_v): fp32, fp16 or bf16, each part its own
-  Tensor lse;  // (batch, nheads, seqlen_q), fp32, natural log; -inf: the row sees no key of the part
+  Tensor o;  // (batch, seqlen_q, nheads, headdim_v): fp32, fp16 or bf16, each part its own
+  // (batch, nheads, seqlen_q), fp32, or in the forward pass fp64; natural log; -inf: the row sees no key of the part. Absent from all parts: they are
+  // added.
+  Tensor lse;
   // Backward: outputs of the same shapes, the gradients of o (fp32, fp16 or bf16) and of lse. Either may be absent.
   Tensor dout, dlse;
 };
@@ -45,7 +47,7 @@ class MergeParts {
  public:
   MergeParts(const MergePart* parts, size_t count) : many_(count > kFew ? count : 0) {
     fattn_merge_part* to = many_.empty() ? few_ : many_.data();
-    for (size_t i = 0; i < count; ++i) to[i] = {parts[i].o.raw(), parts[i].lse.raw(), parts[i].dout.raw(), parts[i].dlse.raw()};
+    for (size_t i = 0; parts && i < count; ++i) to[i] = {parts[i].o.raw(), parts[i].lse.raw(), parts[i].dout.raw(), parts[i].dlse.raw()};
   }
   const fattn_merge_part* data() const { return many_.empty() ? few_ : many_.data(); }
 

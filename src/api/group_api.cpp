@@ -35,6 +35,7 @@ fattn_status fattn_group_create(const fattn_group_options* options, fattn_group*
     o.rank = given.rank;
     o.ranks = given.nranks;
     if (given.timeout != 0) o.timeout_s = given.timeout;
+    if (given.reserved != 0) throw Error(ErrorCode::kInvalidArgument, text("reserved is ", given.reserved, "; it must be 0"));
     if (given.device_type != FATTN_DEVICE_CPU && given.device_type != FATTN_DEVICE_CUDA)
       throw Error(ErrorCode::kInvalidArgument,
                   text("device_type is ", given.device_type, "; allowed: FATTN_DEVICE_CUDA (1), and, for one process, FATTN_DEVICE_CPU (0)"));
@@ -57,6 +58,9 @@ fattn_status fattn_group_begin(fattn_group* group, const fattn_piece* pieces, in
       throw Error(ErrorCode::kInvalidArgument,
                   text("npieces is ", npieces, pieces ? "" : " and pieces a null pointer", "; pass an array of 0 or more"));
     g.pieces.clear();
+    for (int32_t i = 0; i < npieces; ++i)
+      if (pieces[i].sent != 0 && pieces[i].sent != 1)
+        throw Error(ErrorCode::kInvalidArgument, text("pieces[", i, "].sent is ", pieces[i].sent, "; allowed: 1 (it is sent) and 0 (received)"));
     for (int32_t i = 0; i < npieces; ++i) g.pieces.push_back({pieces[i].data, pieces[i].bytes, pieces[i].peer, pieces[i].sent != 0});
     g.group.begin(g.pieces, static_cast<CUstream>(stream));
   });

@@ -37,7 +37,7 @@ NcclCommunicator::NcclCommunicator(CudaDevice* device, const NcclId& id, int ran
     : device_(device), alive_(std::move(alive)) {
   if (!nccl()) throw Error(ErrorCode::kUnsupported, nccl().reason);
   if (!device && !nccl().host_memory)
-    throw Error(ErrorCode::kUnsupported, "NCCL exchanges memory of GPUs only: several processes need a GPU each (--device cuda)");
+    throw Error(ErrorCode::kUnsupported, "NCCL exchanges memory of GPUs only: several processes need a GPU each");
   NcclConfig config;
   nccl_check(in_context(device_, [&] { return nccl().commInitRankConfig(&communicator_, ranks, id, rank, &config); }), "joining the group");
   wait_until([this] { return settled(); });
@@ -117,7 +117,7 @@ void NcclCommunicator::wait(CUevent event) {
     settled();
     const CUresult status = driver.eventQuery(event);
     if (status == kCudaNotReady) return false;
-    device_->check(status, "a sum over the processes");
+    device_->check(status, "an exchange with other processes");
     return true;
   });
 }

@@ -99,6 +99,7 @@ void ProcessGroup::begin(std::span<const NcclPiece> pieces, CUstream stream) {
       throw Error(ErrorCode::kInvalidArgument,
                   text("a piece's peer is ", p.peer, "; allowed: another rank, 0 to ", options_.ranks - 1, " but not ", options_.rank));
     if (p.bytes > 0 && !p.data) throw Error(ErrorCode::kInvalidArgument, text("a piece of ", p.bytes, " bytes is a null pointer"));
+    if (p.bytes > 0 && options_.device) options_.device->require_on_device(p.data, "a piece");
     begun.peers.push_back(p.peer);
   }
   if (communicator_ && !pieces.empty()) {
@@ -129,6 +130,8 @@ void ProcessGroup::finish(CUstream stream) {
 }
 
 void ProcessGroup::wait() {
+  if (!begun_.empty())
+    throw Error(ErrorCode::kInvalidArgument, text(begun_.size(), " begun and not finished; call finish for each exchange before waiting"));
   if (!communicator_) return;
   while (!finished_.empty()) {
     expect(finished_.front().peers, "to exchange");

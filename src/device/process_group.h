@@ -32,7 +32,7 @@ class ProcessGroup {
   void begin(std::span<const NcclPiece> pieces, CUstream stream);
   // Of those begun and not finished the oldest: work on `stream` from here on sees it.
   void finish(CUstream stream);
-  // Until everything begun is over, or the time is.
+  // Until everything that was finished is over, or the time is.
   void wait();
 
  private:

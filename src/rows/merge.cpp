@@ -12,7 +12,7 @@ namespace {
 
 static_assert(kMostHeaddim == kMaxHeaddim);
 
-constexpr int kMostParts = 65535;
+constexpr int kMostParts = 1024;
 constexpr const char* kFirst = "parts[0].o";
 
 // The views of a call that fit together: all that must hold for a tensor beside the first part's o.

@@ -23,9 +23,9 @@ def _brought(call: Call, t: Tensors) -> Tensors:
     heads.begin()
     brought = t._replace(q=heads.to_heads(t.q), k=heads.to_heads(t.k, True), v=heads.to_heads(t.v, True),
                          slopes=None if t.slopes is None else t.slopes[:, heads.mine], sinks=None if t.sinks is None else t.sinks[heads.mine])
-    bias = t.bias
-    if bias is not None and 1 in bias.shape[1:3]:  # its gradient is summed over what ranks return, none of which should round it
-        bias = bias.to(accumulator(t.q.dtype))
+    # Its gradient is summed over what ranks return where heads or rows share it, and none of these should round it. (How many rows it has, a rank cannot
+    # tell for others.)
+    bias = None if t.bias is None else t.bias.to(accumulator(t.q.dtype))
     brought = brought._replace(bias=heads.pairs_to_heads(bias, t.q.shape[1]), mask=heads.pairs_to_heads(t.mask, t.q.shape[1]))
     if t.document_q is not None:
         brought = brought._replace(document_q=heads.of_rows(t.document_q), document_k=heads.of_rows(t.document_k, True))

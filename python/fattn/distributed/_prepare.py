@@ -139,6 +139,8 @@ def _signature(given: Given, gradients: bool) -> dict[str, Any]:
             "softmax_scale": given.softmax_scale, "softcap": given.softcap, "dropout_p": given.dropout_p,
             "dropout_state": given.dropout_state.tolist() if given.dropout_p and given.dropout_state is not None else None,
             "tensors that are given": there, "gradients": gradients,
+            "dtype, batch and heads of bias and mask": [None if x is None else [str(x.dtype), *x.shape[:2]] for x in (t.bias, t.mask)] if given.method in ("ulysses", "mixed") else None,
+            "gradient of the bias": gradients and t.bias is not None and t.bias.requires_grad,
             "algorithm": given.algorithm, "backend": given.backend}
 
 

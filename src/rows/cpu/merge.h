@@ -28,7 +28,11 @@ struct MergeTile {
     if (t.ndim == 0) return;  // of a sum: all weights are 1
     double whole[kTileRows];
     read_whole(t, whole);
-    for (int r = 0; r < count; ++r) lse[r] = static_cast<float>(whole[r] - top[r]);
+    constexpr double kLeast = -3.4e38;  // what is as far off has a weight of 0, but is there: its NaN counts
+    for (int r = 0; r < count; ++r) {
+      const double away = whole[r] - top[r];
+      lse[r] = static_cast<float>(away < kLeast && whole[r] != static_cast<double>(kMinusInfinity) ? kLeast : away);
+    }
   }
   void read_whole(const fattn_tensor& t, double* to) const {
     const auto places = fattn::core::rows::places_of_lse(t);

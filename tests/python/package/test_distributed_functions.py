@@ -166,6 +166,32 @@ def test_refusals():
     run_ranks(4, refusals)
 
 
+def bias_with_exchanged_heads(rank: int) -> None:
+    """A rank of one row cannot tell whether its bias has a row for all queries; what ranks have differently is named."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 3, 4, 8).half() for _ in range(3))
+    bias, rows = torch.randn(1, 4, 3, 3).half(), slice(0, 1) if rank == 0 else slice(1, 3)
+    mine = [x[:, rows].contiguous() for x in (q, k, v)]
+    own = bias[:, :, rows].clone().requires_grad_()
+    options = {"method": "ulysses", "layout": "contiguous"}
+    o = fd.ring_attention(*mine, bias=own, **options)
+    o.float().square().sum().backward()
+    whole = bias.clone().requires_grad_()
+    wanted = fattn.attention(q, k, v, bias=whole)
+    wanted.float().square().sum().backward()
+    torch.testing.assert_close(o.detach(), wanted[:, rows].detach())
+    torch.testing.assert_close(own.grad, whole.grad[:, :, rows])
+    with pytest.raises(ValueError, match=r"heads of bias and mask is \[\['torch.float16', 1, 1\], None\] on rank 1"):
+        fd.ring_attention(*mine, bias=bias[:, : 1 if rank else 4, rows], **options)
+    mine[0].requires_grad_()
+    with pytest.raises(ValueError, match="gradient of the bias is False on rank 1 and True on rank 0"):
+        fd.ring_attention(*mine, bias=bias[:, :, rows].clone().requires_grad_(rank == 0), **options)
+
+
+def test_bias_with_exchanged_heads():
+    run_ranks(2, bias_with_exchanged_heads)
+
+
 def test_needs_a_group():
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match="torch.distributed is not initialized; call torch.distributed.init_process_group"):
