@@ -16,6 +16,8 @@ struct fattn_group {
 
 namespace {
 using namespace fattn::core;
+using fattn::Error;
+using fattn::ErrorCode;
 }  // namespace
 
 fattn_status fattn_group_id(void* id) {
