@@ -51,7 +51,7 @@ class Backward {
         store_dq();
       }
     store_gradient(at_.dk, at_.depth, t_.headdim, t_.scale, t_.dk, t_.dk_stride);
-    store_gradient(at_.dv, at_.depth_v, t_.headdim_v, t_.inputs.dropout_scale, t_.dv, t_.dv_stride);
+    store_gradient(at_.dv, at_.depth_v, t_.headdim_v, t_.inputs.dropout_below > 0 ? t_.inputs.dropout_scale : 1.0f, t_.dv, t_.dv_stride);
   }
 
  private:

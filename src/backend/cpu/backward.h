@@ -119,7 +119,7 @@ class BackwardWalk {
   // dk and dv, as Out.
   template <class Out>
   void store_keys() const {
-    const F32 scale = set1(t_.scale), scale_v = set1(in_.dropout_scale);
+    const F32 scale = set1(t_.scale), scale_v = set1(in_.dropout_below > 0 ? in_.dropout_scale : 1.0f);
     for (int64_t key = 0; key < t_.key_end - t_.key_begin; ++key) {
       Out* dk = static_cast<Out*>(t_.dk) + (t_.key_begin + key) * t_.dk_stride;
       Out* dv = static_cast<Out*>(t_.dv) + (t_.key_begin + key) * t_.dv_stride;
