@@ -23,7 +23,7 @@ float gradient_of_sink(const CpuCall& call, int64_t h, const DeltaOf& delta_of) 
   if (sink == -std::numeric_limits<double>::infinity()) return 0;
   for (int64_t n = 0; n < p.dense_batch(); ++n) {
     const float* const delta = delta_of(n);
-    const auto* lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+    const float* const lse = at(static_cast<const float*>(call.b.lse), n * p.lse.batch + h * p.lse.head);  // null without rows
     const int64_t rows = p.packed ? end_of_queries(p, call.b) : p.seqlen_q;
     for (int64_t row = 0; row < rows; ++row)
       if (const float l = lse[row * p.lse.row]; !(l < kLowestLse)) sum -= std::exp(sink - static_cast<double>(l)) * static_cast<double>(delta[row]);
