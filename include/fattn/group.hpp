@@ -33,9 +33,7 @@ class Group : public RingTransport {
   Device device() const override { return type_; }
   int device_index() const override { return index_; }
   void begin(const std::vector<RingPiece>& pieces, void* stream) override {
-    pieces_.clear();
-    for (const RingPiece& p : pieces) pieces_.push_back({p.data, p.bytes, p.peer, p.sent ? 1 : 0});
-    check(fattn_group_begin(raw_.get(), pieces_.data(), static_cast<int32_t>(pieces_.size()), stream));
+    check(fattn_group_begin(raw_.get(), pieces.data(), static_cast<int32_t>(pieces.size()), stream));
   }
   void finish(void* stream) override { check(fattn_group_finish(raw_.get(), stream)); }
   void settle() override { check(fattn_group_wait(raw_.get())); }
@@ -62,7 +60,6 @@ class Group : public RingTransport {
   std::unique_ptr<fattn_group, Destroy> raw_;
   Device type_;
   int index_, rank_, ranks_;
-  std::vector<fattn_piece> pieces_;
 };
 
 }  // namespace fattn

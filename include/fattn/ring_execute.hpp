@@ -6,14 +6,7 @@
 namespace fattn {
 
 inline RingPlan::RingPlan(RingTransport& transport, const RingSequence& sequence, const Options& options, const detail::RingTensors& t)
-    : transport_(&transport),
-      options_(options),
-      given_causal_(options.causal),
-      is_forward_(t.is_forward),
-      planned_(t),
-      device_(t.q.device()),
-      index_(t.q.device_index()),
-      dtype_(t.q.dtype()) {
+    : transport_(&transport), options_(options), planned_(t), device_(t.q.device()), index_(t.q.device_index()), dtype_(t.q.dtype()) {
   // What is wrong here is told to all ranks, which would wait for this one.
   std::string wrong = "good";
   std::exception_ptr thrown;
@@ -50,17 +43,16 @@ inline void RingPlan::prepare(const RingSequence& sequence, const detail::RingTe
     throw Error(ErrorCode::kInvalidArgument,
                 "q is not in the memory that the transport exchanges, which is that of " +
                     (transport_->device() == Device::kCuda ? "CUDA device " + std::to_string(transport_->device_index()) : std::string("the host")));
-  documents_ = static_cast<bool>(t.document_q);
-  sinks_ = static_cast<bool>(t.sinks);
   batch_ = t.q.shape(0);
   nheads_ = t.q.shape(2);
   nheads_k_ = t.k.shape(2);
   headdim_ = t.q.shape(3);
   headdim_v_ = t.v.shape(3);
   part_dtype_ = device_ == Device::kCuda ? dtype_ : DType::kF32;
-  starts_ = !writes_all_queries() || (!is_forward_ && t.dsinks);
+  starts_ = !writes_all_queries() || (!planned_.is_forward && t.dsinks);
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
     const RingHop& hop = schedule_.hops[h];
+    starts_keys_.push_back(!writes_all_keys(h));
     most_received_ = std::max(most_received_, hop.rows_received);
     most_sent_ = std::max(most_sent_, hop.rows_sent);
     for (const RingBlock& b : hop.blocks) {
@@ -71,13 +63,12 @@ inline void RingPlan::prepare(const RingSequence& sequence, const detail::RingTe
     // In which pieces its keys come: the sender's.
     pieces_.push_back(hop.rows_received == 0 ? std::vector<fattn_ring_range>{} : schedule_of(hop.receive_from).hops[h].sent);
   }
-  options_.causal = false;  // blocks have windows
   lay_out();
   size_t most = 0;
   const auto plan = [&](const RingBlock& block, size_t hop) { most = std::max(most, call_of(t, block, hop).bytes); };
   if (starts_) plan(without_keys(), 0);
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
-    if (!is_forward_ && starts_keys(h)) plan(without_queries(h), h);
+    if (!planned_.is_forward && starts_keys_[h]) plan(without_queries(h), h);
     for (const RingBlock& block : schedule_.hops[h].blocks) plan(block, h);
   }
   space_.plans = workspace_bytes_;
@@ -97,7 +88,7 @@ inline detail::RingFacts RingPlan::facts_of(const RingSequence& sequence, const 
   };
   const auto size = [](const Tensor& tensor, int i) { return std::to_string(i < tensor.ndim() ? tensor.shape(i) : 0); };
   return {{"arguments", wrong},
-          {"pass", is_forward_ ? "forward" : "backward"},
+          {"pass", planned_.is_forward ? "forward" : "backward"},
           {"dtype", name_of(dtype_)},
           {"batch", size(t.q, 0)},
           {"nheads", size(t.q, 2)},
@@ -109,7 +100,7 @@ inline detail::RingFacts RingPlan::facts_of(const RingSequence& sequence, const 
           {"layout", sequence.layout == RingLayout::kZigzag ? "zigzag" : "contiguous"},
           {"cu_seqlens_q", list(sequence.cu_seqlens_q)},
           {"cu_seqlens_k", list(sequence.cu_seqlens_k)},
-          {"causal", given_causal_ ? "true" : "false"},
+          {"causal", options_.causal ? "true" : "false"},
           {"window_left", std::to_string(options_.window_left)},
           {"window_right", std::to_string(options_.window_right)},
           {"softcap", exact(options_.softcap)},
@@ -130,14 +121,14 @@ inline void RingPlan::lay_out() {
   for (int slot = 0; slot < 2; ++slot) {
     space_.keys[slot] = take(most_received_, width_k, dtype_);
     space_.values[slot] = take(most_received_, width_kv, dtype_);
-    space_.ids[slot] = take(documents_ ? most_received_ : 0, 1, DType::kI32);
+    space_.ids[slot] = take(planned_.document_q ? most_received_ : 0, 1, DType::kI32);
   }
-  if (is_forward_) {
+  if (planned_.is_forward) {
     space_.o = take(short_dtype ? schedule_.rows_q : 0, width_v, DType::kF32);
     space_.lse = take(schedule_.rows_q, nheads_, merges_any_ ? DType::kF64 : DType::kF32);
     space_.part = take(most_q_, width_v, DType::kF32);
     space_.lse_part = take(starts_ ? schedule_.rows_q : most_q_, nheads_, DType::kF32);
-    space_.zeros = take(sinks_ ? 1 : 0, headdim_v_, DType::kF32);
+    space_.zeros = take(planned_.sinks ? 1 : 0, headdim_v_, DType::kF32);
   } else {
     space_.dq = take(short_dtype ? schedule_.rows_q : 0, width, DType::kF32);
     space_.dk = take(short_dtype ? schedule_.rows_k : 0, width_k, DType::kF32);
@@ -163,7 +154,7 @@ inline detail::RingPart RingPlan::keys_of(const detail::RingTensors& t, size_t h
   const int64_t rows = schedule_.hops[hop].rows_received;
   const size_t slot = hop % 2;
   return {fresh(space_.keys[slot], dtype_, rows, nheads_k_, headdim_), fresh(space_.values[slot], dtype_, rows, nheads_k_, headdim_v_),
-          documents_ ? Tensor(nullptr, DType::kI32, {batch_, rows}).on(device_, index_, at(space_.ids[slot])) : Tensor()};
+          planned_.document_q ? Tensor(nullptr, DType::kI32, {batch_, rows}).on(device_, index_, at(space_.ids[slot])) : Tensor()};
 }
 inline Tensor RingPlan::sums_of_o(const detail::RingTensors& t) const {
   return dtype_ == DType::kF32 ? t.o : fresh(space_.o, DType::kF32, schedule_.rows_q, nheads_, headdim_v_);
@@ -192,7 +183,7 @@ inline ForwardTensors RingPlan::forward_of(const detail::RingTensors& t, const R
       detail::slice(t.q, 1, b.q_row, b.q_rows), detail::slice(keys.k, 1, b.k_row, b.k_rows), detail::slice(keys.v, 1, b.k_row, b.k_rows), {}, {}, {}};
   f.o = merges(b) ? fresh(space_.part, DType::kF32, b.q_rows, nheads_, headdim_v_) : detail::slice(sums_of_o(t), 1, b.q_row, b.q_rows);
   f.lse = merges_any_ ? fresh_lse(space_.lse_part, DType::kF32, b.q_rows) : detail::slice(sums_of_lse(t), 2, b.q_row, b.q_rows);
-  if (documents_) {
+  if (planned_.document_q) {
     f.scores.document_q = detail::slice(t.document_q, 1, b.q_row, b.q_rows);
     f.scores.document_k = detail::slice(keys.ids, 1, b.k_row, b.k_rows);
   }
@@ -209,7 +200,7 @@ inline BackwardTensors RingPlan::backward_of(const detail::RingTensors& t, const
   g.dk = aside(adds(b, hop)) ? fresh(space_.dk_part, part_dtype_, b.k_rows, nheads_k_, headdim_) : of_keys(sums_of_dk(t, hop));
   g.dv = aside(adds(b, hop)) ? fresh(space_.dv_part, part_dtype_, b.k_rows, nheads_k_, headdim_v_) : of_keys(sums_of_dv(t, hop));
   if (t.dlse) g.dlse = detail::slice(t.dlse, 2, b.q_row, b.q_rows);
-  if (documents_) {
+  if (planned_.document_q) {
     g.scores.document_q = detail::slice(t.document_q, 1, b.q_row, b.q_rows);
     g.scores.document_k = detail::slice(keys.ids, 1, b.k_row, b.k_rows);
   }
@@ -225,9 +216,10 @@ inline const RingPlan::Call& RingPlan::call_of(const detail::RingTensors& t, con
   const auto found = calls_.find(key);
   if (found != calls_.end()) return found->second;
   Options options = options_;
+  options.causal = false;  // blocks have windows
   options.window_left = b.window_left;
   options.window_right = b.window_right;
-  Plan plan = is_forward_ ? Plan(forward_of(t, b, hop), options) : Plan(backward_of(t, b, hop), options);
+  Plan plan = planned_.is_forward ? Plan(forward_of(t, b, hop), options) : Plan(backward_of(t, b, hop), options);
   const size_t bytes = plan.workspace_bytes();
   return calls_.emplace(key, Call{std::move(plan), bytes}).first->second;
 }
@@ -247,13 +239,13 @@ inline void RingPlan::begin_keys(const detail::RingTensors& t, size_t h) {
       char* const data = static_cast<char*>(x.data()) + n * x.stride(0) * static_cast<int64_t>(size_of(x.dtype()));
       for (const fattn_ring_range& range : ranges) {
         pieces.push_back({data + (sent ? range.first : row) * row_bytes, static_cast<size_t>(range.count * row_bytes),
-                          sent ? hop.send_to : hop.receive_from, sent});
+                          sent ? hop.send_to : hop.receive_from, sent ? 1 : 0});
         row += range.count;
       }
     }
   };
   const Tensor *const own[] = {&t.k, &t.v, &t.document_k}, *const came[] = {&to.k, &to.v, &to.ids};
-  for (size_t i = 0; i < (documents_ ? 3 : 2); ++i) {
+  for (size_t i = 0; i < (planned_.document_q ? 3 : 2); ++i) {
     if (hop.rows_sent > 0) add_pieces(*own[i], hop.sent, true);
     if (hop.rows_received > 0) add_pieces(*came[i], pieces_[h], false);
   }
@@ -331,7 +323,7 @@ inline void RingPlan::forward(const detail::RingTensors& t) {
     if (h > 0) begin_keys(t, h + 1);
     for (const RingBlock& b : schedule_.hops[h].blocks) compute(b, h);
   }
-  if (sinks_ && schedule_.rows_q > 0) {  // a key without a value for every row
+  if (t.sinks && schedule_.rows_q > 0) {  // a key without a value for every row
     fill_zeros();
     const Tensor none =
         Tensor(nullptr, DType::kF32, {batch_, schedule_.rows_q, nheads_, headdim_v_}, {0, 0, 0, 1}).on(device_, index_, at(space_.zeros));
@@ -362,7 +354,7 @@ inline void RingPlan::backward(const detail::RingTensors& t) {
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
     if (h > 0) finish_oldest();
     if (h > 0) begin_keys(t, h + 1);
-    if (starts_keys(h)) compute(without_queries(h), h);
+    if (starts_keys_[h]) compute(without_queries(h), h);
     for (const RingBlock& b : schedule_.hops[h].blocks) compute(b, h);
     if (h > 1) finish_gradients(t, h - 1);
     if (h > 0) begin_gradients(t, h);

@@ -41,16 +41,10 @@ class RingPlan {
   // `workspace`: at least workspace_bytes() bytes on the tensors' device, aligned to 256. Shapes, strides and dtypes are the plan's. Returns when
   // nothing travels any more; on a GPU what is computed last may still be under way on `stream`. Throws Error.
   void execute(const ForwardTensors& tensors, void* workspace, size_t workspace_bytes, void* stream = nullptr) {
-    const detail::RingTensors t(tensors);
-    begin(t, workspace, workspace_bytes, stream);
-    forward(t);
-    transport_->settle();
+    run(detail::RingTensors(tensors), workspace, workspace_bytes, stream);
   }
   void execute(const BackwardTensors& tensors, void* workspace, size_t workspace_bytes, void* stream = nullptr) {
-    const detail::RingTensors t(tensors);
-    begin(t, workspace, workspace_bytes, stream);
-    backward(t);
-    transport_->settle();
+    run(detail::RingTensors(tensors), workspace, workspace_bytes, stream);
   }
 
  private:
@@ -58,6 +52,11 @@ class RingPlan {
 
   void prepare(const RingSequence& sequence, const detail::RingTensors& t);
   detail::RingFacts facts_of(const RingSequence& sequence, const detail::RingTensors& t, const std::string& wrong) const;
+  void run(const detail::RingTensors& t, void* workspace, size_t bytes, void* stream) {
+    begin(t, workspace, bytes, stream);
+    t.is_forward ? forward(t) : backward(t);
+    transport_->settle();
+  }
   void begin(const detail::RingTensors& t, void* workspace, size_t bytes, void* stream);
   void forward(const detail::RingTensors& t);
   void backward(const detail::RingTensors& t);
@@ -133,14 +132,14 @@ class RingPlan {
       for (const RingBlock& b : hop.blocks) written += b.merges ? 0 : b.q_rows;
     return written == schedule_.rows_q;
   }
-  bool starts_keys(size_t hop) const {
+  bool writes_all_keys(size_t hop) const {
     int64_t written = 0;
     for (const RingBlock& b : schedule_.hops[hop].blocks) written += b.adds ? 0 : b.k_rows;
-    return written < keys_in(hop);
+    return written == keys_in(hop);
   }
   // Whether a block's rows, or keys, have results already; whether its own go beside them, to be added.
   bool merges(const RingBlock& b) const { return b.merges || (starts_ && b.k_rows > 0); }
-  bool adds(const RingBlock& b, size_t hop) const { return b.adds || (b.q_rows > 0 && starts_keys(hop)); }
+  bool adds(const RingBlock& b, size_t hop) const { return b.adds || (b.q_rows > 0 && starts_keys_[hop]); }
   bool aside(bool more) const { return more || part_dtype_ != DType::kF32; }
 
   // Offsets into the workspace.
@@ -156,19 +155,17 @@ class RingPlan {
 
   RingTransport* transport_;
   Options options_;
-  bool given_causal_;
   RingSchedule schedule_;
   std::vector<std::vector<fattn_ring_range>> pieces_;  // of each hop: in which pieces its keys come
-  bool is_forward_;
-  detail::RingTensors planned_;  // but for their memory
+  detail::RingTensors planned_;                        // but for their memory
   Device device_;
   int index_;
   DType dtype_, part_dtype_ = DType::kF32;  // part_dtype_: of a block's gradients
   int64_t batch_ = 0, nheads_ = 0, nheads_k_ = 0, headdim_ = 0, headdim_v_ = 0;
   int64_t most_q_ = 0, most_k_ = 0, most_received_ = 0, most_sent_ = 0;
-  bool documents_ = false, sinks_ = false;
-  bool starts_ = false;      // with a call without keys
-  bool merges_any_ = false;  // some rows have results of several blocks
+  bool starts_ = false;            // with a call without keys
+  std::vector<bool> starts_keys_;  // of each hop: with a call without queries
+  bool merges_any_ = false;        // some rows have results of several blocks
   Space space_;
   size_t workspace_bytes_ = 0;
   std::map<Key, Call> calls_;

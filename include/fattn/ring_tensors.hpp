@@ -29,37 +29,15 @@ struct RingTensors {
   Tensor q, k, v, o, lse, document_q, document_k, sinks;
   Tensor dout, dq, dk, dv, dlse, dsinks;
 
-  explicit RingTensors(const ForwardTensors& t)
-      : is_forward(true),
-        q(t.q),
-        k(t.k),
-        v(t.v),
-        o(t.o),
-        lse(t.lse),
-        document_q(t.scores.document_q),
-        document_k(t.scores.document_k),
-        sinks(t.scores.sinks) {
-    refuse(t.weights, "weights");
-    refuse(t.scores);
-  }
-  explicit RingTensors(const BackwardTensors& t)
-      : is_forward(false),
-        q(t.q),
-        k(t.k),
-        v(t.v),
-        o(t.o),
-        lse(t.lse),
-        document_q(t.scores.document_q),
-        document_k(t.scores.document_k),
-        sinks(t.scores.sinks),
-        dout(t.dout),
-        dq(t.dq),
-        dk(t.dk),
-        dv(t.dv),
-        dlse(t.dlse),
-        dsinks(t.dsinks) {
+  explicit RingTensors(const ForwardTensors& t) : RingTensors(t, true) { refuse(t.weights, "weights"); }
+  explicit RingTensors(const BackwardTensors& t) : RingTensors(t, false) {
+    dout = t.dout;
+    dq = t.dq;
+    dk = t.dk;
+    dv = t.dv;
+    dlse = t.dlse;
+    dsinks = t.dsinks;
     refuse(t.dbias, "dbias");
-    refuse(t.scores);
   }
 
   // That shapes are those of a rank which holds so many rows. Throws Error. (Heads and widths are checked as in any call.)
@@ -116,6 +94,19 @@ struct RingTensors {
   }
 
  private:
+  template <class Tensors>  // of either pass: what both have
+  RingTensors(const Tensors& t, bool forward)
+      : is_forward(forward),
+        q(t.q),
+        k(t.k),
+        v(t.v),
+        o(t.o),
+        lse(t.lse),
+        document_q(t.scores.document_q),
+        document_k(t.scores.document_k),
+        sinks(t.scores.sinks) {
+    refuse(t.scores);
+  }
   struct Named {
     const Tensor* tensor;
     const char* name;

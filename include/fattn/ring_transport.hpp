@@ -1,7 +1,6 @@
 // What carries rows between the processes that share a sequence (fattn/ring.hpp).
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 #include "fattn/types.hpp"
@@ -9,12 +8,7 @@
 namespace fattn {
 
 // Contiguous memory, of the tensors' device, that goes to a process or comes from one.
-struct RingPiece {
-  void* data;
-  size_t bytes;
-  int peer;
-  bool sent;  // else received
-};
+using RingPiece = fattn_piece;
 
 class RingTransport {
  public:

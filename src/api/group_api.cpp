@@ -1,7 +1,6 @@
 // The C ABI's exchanges between processes.
 #include <cstring>
 #include <memory>
-#include <vector>
 
 #include "api/guard.h"
 #include "device/process_group.h"
@@ -11,7 +10,6 @@
 struct fattn_group {
   explicit fattn_group(const fattn::core::ProcessGroup::Options& options) : group(options) {}
   fattn::core::ProcessGroup group;
-  std::vector<fattn::core::NcclPiece> pieces;
 };
 
 namespace {
@@ -59,12 +57,7 @@ fattn_status fattn_group_begin(fattn_group* group, const fattn_piece* pieces, in
     if (npieces < 0 || (npieces > 0 && !pieces))
       throw Error(ErrorCode::kInvalidArgument,
                   text("npieces is ", npieces, pieces ? "" : " and pieces a null pointer", "; pass an array of 0 or more"));
-    g.pieces.clear();
-    for (int32_t i = 0; i < npieces; ++i)
-      if (pieces[i].sent != 0 && pieces[i].sent != 1)
-        throw Error(ErrorCode::kInvalidArgument, text("pieces[", i, "].sent is ", pieces[i].sent, "; allowed: 1 (it is sent) and 0 (received)"));
-    for (int32_t i = 0; i < npieces; ++i) g.pieces.push_back({pieces[i].data, pieces[i].bytes, pieces[i].peer, pieces[i].sent != 0});
-    g.group.begin(g.pieces, static_cast<CUstream>(stream));
+    g.group.begin({pieces, static_cast<size_t>(npieces)}, static_cast<CUstream>(stream));
   });
 }
 

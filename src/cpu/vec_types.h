@@ -44,6 +44,14 @@ struct bf16 {
   uint16_t bits;
 };
 
+// One element of any of these.
+static inline float to_float(float x) { return x; }
+static inline float to_float(f16 x) { return f16_to_float(x.bits); }
+static inline float to_float(bf16 x) { return bf16_to_float(x.bits); }
+static inline void from_float(float x, float* to) { *to = x; }
+static inline void from_float(float x, f16* to) { to->bits = float_to_f16(x); }
+static inline void from_float(float x, bf16* to) { to->bits = float_to_bf16(x); }
+
 // nonzero_bytes() for layers without an instruction for it. The lowest byte is the first (little endian).
 static inline uint32_t nonzero_bytes_by_words(const uint8_t* p) {
   constexpr uint64_t kTops = 0x8080808080808080u;

@@ -36,8 +36,7 @@ NcclId NcclCommunicator::new_id() {
 NcclCommunicator::NcclCommunicator(CudaDevice* device, const NcclId& id, int rank, int ranks, Alive alive)
     : device_(device), alive_(std::move(alive)) {
   if (!nccl()) throw Error(ErrorCode::kUnsupported, nccl().reason);
-  if (!device && !nccl().host_memory)
-    throw Error(ErrorCode::kUnsupported, "NCCL exchanges memory of GPUs only: several processes need a GPU each");
+  if (!device && !nccl().host_memory) throw Error(ErrorCode::kUnsupported, "NCCL exchanges memory of GPUs only: several processes need a GPU each");
   NcclConfig config;
   nccl_check(in_context(device_, [&] { return nccl().commInitRankConfig(&communicator_, ranks, id, rank, &config); }), "joining the group");
   wait_until([this] { return settled(); });
@@ -92,14 +91,14 @@ void NcclCommunicator::sum(float* x, size_t count, CUstream stream) {
   finish_call("a sum over the processes", [&] { return nccl().allReduce(x, x, count, NcclType::kF32, NcclOp::kSum, communicator_, stream); });
 }
 
-void NcclCommunicator::exchange(std::span<const NcclPiece> pieces, CUstream stream) {
+void NcclCommunicator::exchange(std::span<const fattn_piece> pieces, CUstream stream) {
   if (pieces.empty()) return;
   finish_call("an exchange with other processes", [&] {
     ncclStatus first = nccl().groupStart();
-    for (const NcclPiece& p : pieces) {
+    for (const fattn_piece& p : pieces) {
       if (first != kNcclSuccess && first != kNcclInProgress) break;
-      first = p.sent ? nccl().send(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream)
-                     : nccl().recv(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream);
+      first = p.sent != 0 ? nccl().send(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream)
+                          : nccl().recv(p.data, p.bytes, NcclType::kByte, p.peer, communicator_, stream);
     }
     const ncclStatus ended = nccl().groupEnd();
     return first == kNcclSuccess || first == kNcclInProgress ? ended : first;

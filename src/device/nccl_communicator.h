@@ -8,16 +8,9 @@
 
 #include "device/cuda_device.h"
 #include "device/nccl.h"
+#include "fattn/fattn.h"
 
 namespace fattn::core {
-
-// Bytes that go to a process or come from one.
-struct NcclPiece {
-  void* data;
-  size_t bytes;
-  int peer;
-  bool sent;
-};
 
 class NcclCommunicator {
  public:
@@ -38,7 +31,7 @@ class NcclCommunicator {
   // numbers.
   void sum(float* x, size_t count, CUstream stream);
   // Sends and receives all pieces beside each other, in the order of `stream`. What one process sends to another comes in the order given.
-  void exchange(std::span<const NcclPiece> pieces, CUstream stream);
+  void exchange(std::span<const fattn_piece> pieces, CUstream stream);
   // Until `event`, which is recorded behind the sums, has come (null: memory of the host). Throws as the constructor does.
   void wait(CUevent event);
 

@@ -92,9 +92,11 @@ void ProcessGroup::expect(std::span<const int> peers, const char* doing) {
   waiting_for_ += text(" ", doing);
 }
 
-void ProcessGroup::begin(std::span<const NcclPiece> pieces, CUstream stream) {
+void ProcessGroup::begin(std::span<const fattn_piece> pieces, CUstream stream) {
   Begun begun;
-  for (const NcclPiece& p : pieces) {
+  for (const fattn_piece& p : pieces) {
+    if (p.sent != 0 && p.sent != 1)
+      throw Error(ErrorCode::kInvalidArgument, text("a piece's sent is ", p.sent, "; allowed: 1 (it is sent) and 0 (received)"));
     if (p.peer < 0 || p.peer >= options_.ranks || p.peer == options_.rank)
       throw Error(ErrorCode::kInvalidArgument,
                   text("a piece's peer is ", p.peer, "; allowed: another rank, 0 to ", options_.ranks - 1, " but not ", options_.rank));

@@ -27,9 +27,8 @@ class ProcessGroup {
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  int ranks() const { return options_.ranks; }
   // Begins to send and receive: behind the work so far on `stream`, beside what comes after it.
-  void begin(std::span<const NcclPiece> pieces, CUstream stream);
+  void begin(std::span<const fattn_piece> pieces, CUstream stream);
   // Of those begun and not finished the oldest: work on `stream` from here on sees it.
   void finish(CUstream stream);
   // Until everything that was finished is over, or the time is.
@@ -44,7 +43,6 @@ class ProcessGroup {
   // Throws if nothing has come for longer than the timeout.
   void alive() const;
   void expect(std::span<const int> peers, const char* doing);
-  void check_device(CUresult status, const char* what) const;
 
   Options options_;
   CUstream stream_ = nullptr;

@@ -8,48 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "bytes.h"
 #include "fattn/fattn.h"
 
 namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-// Hands out the fuzzer's bytes; zeros when they are used up.
-class Bytes {
- public:
-  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
-  uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
-  template <class T>
-  T raw() {
-    T value{};
-    for (size_t i = 0; i < sizeof value; ++i) reinterpret_cast<uint8_t*>(&value)[i] = byte();
-    return value;
-  }
-  // Mostly `usual`, sometimes anything: a problem with one odd field gets further than one that is odd all over.
-  template <class T>
-  T mostly(T usual) {
-    return byte() % 16 == 15 ? raw<T>() : usual;
-  }
-
- private:
-  const uint8_t* data_;
-  size_t size_, at_ = 0;
-};
-
-int64_t element_size(int32_t dtype) {
-  switch (dtype) {
-    case FATTN_F64:
-    case FATTN_I64: return 8;
-    case FATTN_F32:
-    case FATTN_I32: return 4;
-    case FATTN_F16:
-    case FATTN_BF16: return 2;
-    case FATTN_U8: return 1;
-    default: return 0;
-  }
-}
 
 fattn_tensor tensor(Bytes& in, int32_t dtype, std::initializer_list<int64_t> shape) {
   fattn_tensor t{};
@@ -210,7 +172,7 @@ fattn_problem problem(Bytes& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Bytes in(data, size);
+  Bytes in(data, size, 16);
   fattn_problem p = problem(in);
   char reason[256];
   std::memset(reason, 'x', sizeof reason);

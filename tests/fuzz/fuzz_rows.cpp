@@ -8,48 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "bytes.h"
 #include "fattn/fattn.h"
 
 namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-// Hands out the fuzzer's bytes; zeros when they are used up.
-class Bytes {
- public:
-  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
-  uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
-  template <class T>
-  T raw() {
-    T value{};
-    for (size_t i = 0; i < sizeof value; ++i) reinterpret_cast<uint8_t*>(&value)[i] = byte();
-    return value;
-  }
-  // Mostly `usual`, sometimes anything.
-  template <class T>
-  T mostly(T usual) {
-    return byte() % 32 == 31 ? raw<T>() : usual;
-  }
-
- private:
-  const uint8_t* data_;
-  size_t size_, at_ = 0;
-};
-
-int64_t element_size(int32_t dtype) {
-  switch (dtype) {
-    case FATTN_F64:
-    case FATTN_I64: return 8;
-    case FATTN_F32:
-    case FATTN_I32: return 4;
-    case FATTN_F16:
-    case FATTN_BF16: return 2;
-    case FATTN_U8: return 1;
-    default: return 0;
-  }
-}
 
 // Tensors, and memory of exactly their extent in random bits: NaN, infinities and subnormals among them. From the first on that is too large none has
 // memory, so that the call is refused.
@@ -195,7 +157,7 @@ void fuzz_rotary(Bytes& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Bytes in(data, size);
+  Bytes in(data, size, 32);
   in.byte() % 2 ? fuzz_merge(in) : fuzz_rotary(in);
   return 0;
 }

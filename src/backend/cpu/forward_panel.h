@@ -98,20 +98,14 @@ __attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScr
     for (int64_t l = 0; l < kStride; l += kLanes) add_decoded(scratch.sums + i + l, o + i + l);
 }
 
-// What a panel sees of a block of keys: lane i the keys [first_seen + i, first_hidden + i) of it, every row those of [seen, whole).
-struct PanelMask {
-  int64_t first_seen, first_hidden, seen, whole;
-  bool mixed;  // keys or rows are of several documents
-};
-
 // S^T of a panel and the block's n = at.keys keys, as options make it, but for what the mask and documents hide. The maximum of the keys [seen,
 // whole) goes to `top`, which has the one so far. Returns which pairs a mask of pairs shows; Seen::kNone: the panel has nothing of the block.
 template <class T, class Ops, int kVecs>
 FATTN_INLINE Seen score_panel(const ForwardTask& task, const typename Ops::Element* q, ForwardScratch<T, Ops>& scratch, Scalars k,
-                              const TilePlace& at, const PanelMask& mask, F32* top, F32* unused) {
+                              const TilePlace& at, int64_t seen, int64_t whole, F32* top, F32* unused) {
   constexpr int64_t kStride = kVecs * kLanes;
   const ScoreInputs& inputs = task.inputs;
-  const int64_t n = at.keys, seen = mask.seen, whole = mask.whole;
+  const int64_t n = at.keys;
   const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
     product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, q, elements<Ops>(task.headdim),
                                scratch.scores + begin * kStride, kStride, largest);
@@ -218,8 +212,8 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   F32 top[kVecs], old[kVecs], unused[kVecs];
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
   F32* const seen_top = mixed ? unused : top;  // what documents leave is known in the end
-  const Seen visible = score_panel<T, Ops, kVecs>(task, tile.q + lane_offset(elements<Ops>(task.headdim), lane0), scratch, k, at,
-                                                  PanelMask{first_seen, first_hidden, seen, whole, mixed}, seen_top, unused);
+  const Seen visible =
+      score_panel<T, Ops, kVecs>(task, tile.q + lane_offset(elements<Ops>(task.headdim), lane0), scratch, k, at, seen, whole, seen_top, unused);
   if (visible == Seen::kNone) return;
   if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, seen_top);
   if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, seen_top);

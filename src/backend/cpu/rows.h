@@ -7,10 +7,6 @@ namespace fattn::core::FATTN_ISA {
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-FATTN_INLINE float to_float(float x) { return x; }
-FATTN_INLINE float to_float(f16 x) { return f16_to_float(x.bits); }
-FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
-
 // The first n of kLanes elements, the rest 0; reads nothing beyond them.
 template <class T>
 FATTN_INLINE F32 load_n(const T* p, int64_t n) {

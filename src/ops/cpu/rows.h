@@ -8,13 +8,6 @@
 
 namespace fattn::core::FATTN_ISA::ops {
 
-FATTN_INLINE float to_float(float x) { return x; }
-FATTN_INLINE float to_float(f16 x) { return f16_to_float(x.bits); }
-FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
-FATTN_INLINE void from_float(float x, float* to) { *to = x; }
-FATTN_INLINE void from_float(float x, f16* to) { to->bits = float_to_f16(x); }
-FATTN_INLINE void from_float(float x, bf16* to) { to->bits = float_to_bf16(x); }
-
 // exp(-|x|); NaN stays.
 FATTN_INLINE F32 exp_of_minus(F32 x) {
   const F32 size = max(mul(x, set1(-1.0f)), x);

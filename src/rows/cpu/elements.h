@@ -5,13 +5,6 @@
 
 namespace fattn::core::FATTN_ISA::rows {
 
-FATTN_INLINE float to_float(float x) { return x; }
-FATTN_INLINE float to_float(f16 x) { return f16_to_float(x.bits); }
-FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
-FATTN_INLINE void from_float(float x, float* to) { *to = x; }
-FATTN_INLINE void from_float(float x, f16* to) { to->bits = float_to_f16(x); }
-FATTN_INLINE void from_float(float x, bf16* to) { to->bits = float_to_bf16(x); }
-
 // Calls body(p) with p of the dtype's type, `element` elements from `base`.
 template <class Body>
 FATTN_INLINE void with_elements(const void* base, int32_t dtype, int64_t element, const Body& body) {
