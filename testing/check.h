@@ -13,20 +13,20 @@
 //
 // Of o, dq, dk and dv in 16 bits a peer is asked, too: attention with FlashAttention-2's rounding on the same inputs (standard_model.h, `fused`).
 // Where scores are large its error is far below the textbook's, which rounds them. So the bound above holds with the peer's largest error as the
-// yardstick, and half a unit beside the last places of the sums, which are rounded once more. A second bound tells how weights were rounded, which a
-// largest error does not. Let M be the mean square of its error, R the tensor's rows (of headdim elements), and S the standard deviation of the rows'
-// mean squares. The mean square of a result's error may be
+// yardstick, and half a unit beside the last places of the sums, which are rounded once more. (o in fp32: an eighth of a unit of a 16-bit weight,
+// relative to o. A row's greatest weight is 1 in FlashAttention-2, and may be rounded here; no rounding of o hides that.) A second bound tells how
+// weights were rounded, which a largest error does not. Let M be the mean square of its error, R the tensor's rows (of headdim elements), and S the
+// standard deviation of the rows' mean squares. The mean square of a result's error may be
 //     1.10^2 (M + 4 sqrt(2 / R) S) + U / R + (last places of the fp32 sums, as above)^2
 // where those of dq and dk include one of a score, which is relative to a weight: biases of -6e4 leave weights 8 bits.
 // 1.10 is what docs/NUMERICS.md promises. Rows, whose elements share their weights, are the samples: the mean squares of two computations that err
 // alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
 // themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
 // that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. dq and dk of calls
-// with softcap or dropout, and of algorithms v1 and v2 on a GPU, may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded
-// for dS. Rows of the inputs
-// `rising` and `constant` have the same weights, so that they are one sample: such cases have no second bound. Rows that have no finite number in the
-// oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they have
-// the bound by standard attention only.
+// with softcap or dropout, and of algorithms v1 and v2 on a GPU in 16 bits, may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P
+// is rounded for dS. Rows of the inputs `rising` and `constant` have the same weights, so that they are one sample: such cases have no second bound.
+// Rows that have no finite number in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices,
+// and so do other programs: they have the bound by standard attention only.
 //
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
 // passes nowhere else.

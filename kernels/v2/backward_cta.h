@@ -19,7 +19,7 @@ class Backward : BackwardScores<Spec> {
   using Scores = BackwardScores<Spec>;
   // clang-format off
   using Place::kTile, Place::kWidth, Place::kWidthV, Place::kBlockM, Place::kBlockN, Place::kThreads, Place::kGroupWarps, Place::kPipelined;
-  using Place::kExchange, Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kTwoForms, Place::kHides, Place::kByIds;
+  using Place::kExchange, Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kTwoForms, Place::kHides, Place::kByIds, Place::kWholeWeights;
   using Place::kByDocument, Place::kKeys, Place::kQueries, Place::kChunk, Place::kKeyTiles, Place::kChunkTiles, Place::kColumns, Place::kColumnsV;
   using Place::kSumTiles, Place::kDqRowWarps, Place::kDqRows, Place::kDqColumns, Place::kDqSpan, typename Place::KLoader, typename Place::VLoader;
   using typename Place::Bits, typename Place::Element, Place::p, Place::shared, Place::thread, Place::lane, Place::warp, Place::values;
@@ -29,7 +29,7 @@ class Backward : BackwardScores<Spec> {
   using Place::kAllThreads, Place::kRoleThreads, Place::weights_barrier, Place::role_barrier, Place::q_tile, Place::dout_tile, Place::ds_tile;
   using Place::p_tile, Place::lse_rows;
   using Scores::hide, Scores::weights, Scores::pair_weights, Scores::copy, Scores::score_gradients, Scores::pair_score_gradients;
-  using Scores::add_to_dbias;
+  using Scores::whole_score_gradients, Scores::add_to_dbias;
   // clang-format on
 
   // ---- compute: products ----

@@ -30,6 +30,8 @@ struct BackwardPlace {
   static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kTwoForms = kCapped || kPair.dropout;  // what dV is made of is not what dS^T is made of
+  // Gradients in fp32: what rounding takes from P^T follows it through shared memory, so that dS^T is of P^T in fp32.
+  static constexpr bool kWholeWeights = kPair.fp32_out;
   static constexpr bool kHides = kPair.hides();
   static constexpr bool kStaged = is_staged<Spec>();
   static constexpr TermTile kTerms = term_tile<kPair>(kBlockM, kBlockN, true);  // one a stage, behind all else

@@ -1,6 +1,7 @@
 // The two roles of the backward pass (kernels/v2/backward.h), of a block of queries, chunk by chunk:
 //   values  S^T = K Q^T   P^T = exp2(S^T - lse) --- through shared memory --->  keys  dP^T = V dO^T   dS^T = P^T (dP^T - row_sum)
 //           dV += P^T dO                                                              dK += dS^T Q
+// With gradients in fp32 (kWholeWeights) P^T passes in two parts, one after the other through the same place.
 #pragma once
 
 #include "device_abi/lowest.h"
@@ -33,7 +34,7 @@ __device__ void Backward<Spec>::compute_values(float (&dv)[kKeyTiles][kSumTiles]
 #pragma unroll 1
   for (int row = 0; row < kQueries; row += kChunk) {
     const int query = member * kQueries + row;
-    unsigned p_bits[kChunkTiles / 2][kKeyTiles][4], sloped[kChunkTiles / 2][kKeyTiles][4];
+    unsigned p_bits[kChunkTiles / 2][kKeyTiles][4], sloped[kChunkTiles / 2][kKeyTiles][4], rest[kChunkTiles / 2][kKeyTiles][4];
     {
       float s[kKeyTiles][kChunkTiles][4];
       clear(s);
@@ -43,22 +44,28 @@ __device__ void Backward<Spec>::compute_values(float (&dv)[kKeyTiles][kSumTiles]
       const unsigned lse_at = lse_rows(stage) + 4 * query;
       if constexpr (kByDocument) {
         if (plain) {
-          weights(s, lse_at, p_bits, sloped);
+          weights(s, lse_at, p_bits, sloped, rest);
           if constexpr (!kCapped) copy(sloped, p_bits);
         } else {
-          pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped);
+          pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped, rest);
         }
       } else if constexpr (kPair.terms() || kPair.dropout) {
-        pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped);
+        pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped, rest);
       } else {
-        weights(s, lse_at, p_bits, sloped);
+        weights(s, lse_at, p_bits, sloped, rest);
       }
       if (masked) hide(p_bits, first_query + query);
       if ((kTwoForms || kHides) && masked) hide(sloped, first_query + query);
+      if (kWholeWeights && masked) hide(rest, first_query + query);
     }
     store_chunk(p_store, p_tile(), row, kTwoForms || kHides ? sloped : p_bits);
     ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
-    if constexpr (kTwoForms) {  // once the second role has read it, P^T may be there, for those who read it back
+    if constexpr (kWholeWeights) {
+      ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);  // the second role has read it
+      store_chunk(p_store, p_tile(), row, rest);
+      ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+    }
+    if constexpr (kTwoForms || kWholeWeights) {  // once the second role has read it, P^T may be there, for those who read it back
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
       if (kExchange || careful) store_chunk(p_store, p_tile(), row, p_bits);
     }
@@ -99,9 +106,14 @@ __device__ void Backward<Spec>::compute_keys(float (&dk)[kKeyTiles][kSumTiles][4
       for (int j = 0; j < kChunkTiles / 2; ++j)
 #pragma unroll
         for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(ds_bits[j][i], p_read.at(p_tile(), 16 * i, row / 16 + j));
-      if constexpr (kTwoForms) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      if constexpr (kTwoForms || kWholeWeights) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
       const unsigned row_sum_at = shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query;
-      if constexpr (kHides || kPair.dropout || kPair.dbias)
+      if constexpr (kWholeWeights) {
+        ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);  // what rounding took from P^T is there
+        whole_score_gradients(dp, row_sum_at, ds_bits,
+                              [&](unsigned(&rest)[4], int j, int i) { ptx::ldmatrix_x4(rest, p_read.at(p_tile(), 16 * i, row / 16 + j)); });
+        ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      } else if constexpr (kHides || kPair.dropout || kPair.dbias)
         pair_score_gradients(dp, row_sum_at, ds_bits);
       else
         score_gradients(dp, row_sum_at, ds_bits);

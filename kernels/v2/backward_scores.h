@@ -25,7 +25,7 @@ struct BackwardScores : BackwardPlace<Spec> {
   // clang-format off
   using Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kHides, Place::kStaged, Place::kTerms, Place::kKeys, Place::kKeyTiles;
   using Place::kChunkTiles, typename Place::Element, Place::p, Place::lane, Place::key_group, Place::batch, Place::first_key, Place::diagonal;
-  using Place::left_diagonal, Place::seqlen_k, Place::term_tile_at;
+  using Place::left_diagonal, Place::seqlen_k, Place::term_tile_at, Place::kWholeWeights;
   // clang-format on
   using Place::Place;
 
@@ -56,10 +56,15 @@ struct BackwardScores : BackwardPlace<Spec> {
         }
   }
 
+  // What rounding takes from two weights.
+  __device__ static unsigned rest_of(float low, float high, unsigned rounded) {
+    return ptx::pack2<Element>(low - ptx::low_float<Element>(rounded), high - ptx::high_float<Element>(rounded));
+  }
+
   // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment. kCapped: and from the
-  // capped S^T what dS^T is made of, P^T (1 - T^2), as `sloped`.
+  // capped S^T what dS^T is made of, P^T (1 - T^2), as `sloped`. kWholeWeights: `rest`, what rounding takes from what dS^T is made of.
   __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4],
-                          unsigned (&sloped)[kChunkTiles / 2][kKeyTiles][4]) const {
+                          unsigned (&sloped)[kChunkTiles / 2][kKeyTiles][4], [[maybe_unused]] unsigned (&rest)[kChunkTiles / 2][kKeyTiles][4]) const {
     const float scale = kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e;
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
@@ -79,13 +84,20 @@ struct BackwardScores : BackwardPlace<Spec> {
 #pragma unroll
           for (int half = 0; half < 2; ++half) sloped[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
         }
+        if constexpr (kWholeWeights) {
+          const auto& sent = kCapped ? sloped : p_bits;
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            rest[j / 2][i][j % 2 * 2 + half] = rest_of(w[2 * half], w[2 * half + 1], sent[j / 2][i][j % 2 * 2 + half]);
+        }
       }
     }
   }
 
   // The same with terms or dropout, of queries from `row` of the block at `first_query` on: what dV is made of, and what the second role gets.
   __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], int stage, unsigned lse_at, int head, int first_query, int row,
-                               unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
+                               unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4],
+                               [[maybe_unused]] unsigned (&rest)[kChunkTiles / 2][kKeyTiles][4]) const {
     constexpr float kLn2 = 0.693147180559945309f;
     // What may hide is in units of scores, ALiBi alone in those of log2.
     const float scale =
@@ -163,6 +175,7 @@ struct BackwardScores : BackwardPlace<Spec> {
             }
             to = ptx::pack2<Element>(w[0], w[1]);
           }
+          if constexpr (kWholeWeights) rest[j / 2][i][j % 2 * 2 + half] = rest_of(w[0], w[1], to);
           to |= marks;
           if constexpr (kPair.dropout) {
             const unsigned halves = kept_halves(kept[i / 4], j % 2, i % 4 * 2 + half);
@@ -253,6 +266,40 @@ struct BackwardScores : BackwardPlace<Spec> {
           pair = ptx::pack2<Element>(ds[0], ds[1]);
         }
     }
+  }
+
+  // Either of the two where gradients are in fp32, of P^T before it was rounded. read_rest(bits, j, i) reads the rest of 16 x 16 pairs; all of `bits`
+  // are read before.
+  template <class ReadRest>
+  __device__ void whole_score_gradients(float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at, unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4],
+                                        const ReadRest& read_rest) const {
+    constexpr bool kMarked = kHides || kPair.dropout;
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; j += 2)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        unsigned rest[4];
+        read_rest(rest, j / 2, i);
+#pragma unroll
+        for (int at = 0; at < 4; ++at) {  // two tiles of queries, two halves
+          const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * (j + at / 2) + lane % 4 * 2));
+          const float row_sum[2] = {row_sums.x, row_sums.y};
+          unsigned& pair = bits[j / 2][i][at];
+          float* const ds = &dp[i][j + at / 2][at % 2 * 2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float marked = e == 0 ? ptx::low_float<Element>(pair) : ptx::high_float<Element>(pair);
+            const float weight =
+                (kMarked ? fabsf(marked) : marked) + (e == 0 ? ptx::low_float<Element>(rest[at]) : ptx::high_float<Element>(rest[at]));
+            const int sign = static_cast<int>(__float_as_uint(marked));  // as in marked_gradients
+            float gradient = ds[e];
+            if constexpr (kPair.dropout) gradient = sign < 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
+            ds[e] = weight * (gradient - row_sum[e]);
+            if (kHides && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
+          }
+          pair = ptx::pack2<Element>(ds[0], ds[1]);
+        }
+      }
   }
 
   // Adds dS of a chunk, of queries from `first_query` on, to dbias, or writes it, where pairs are seen (masked: where not all are). Lanes of

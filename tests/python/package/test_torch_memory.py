@@ -13,8 +13,8 @@ from fattn._errors import exception_of_operator
 ROWS = 2**36  # of which a result has 16 TiB
 
 
-def vast(device: str, *shape: int) -> torch.Tensor:
-    return torch.empty(*(1 if n == ROWS else n for n in shape), device=device).expand(shape)
+def vast(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*(1 if n == ROWS else n for n in shape), device=device, dtype=dtype).expand(shape)
 
 
 def refused(device: str):
@@ -47,7 +47,7 @@ def test_backward(device, options):
 
 
 def test_sdpa(device):
-    q = vast(device, 1, 1, ROWS, 64).to(torch.bfloat16 if device == "cuda" else torch.float32)
+    q = vast(device, 1, 1, ROWS, 64, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     fattn.sdpa.activate()
     try:
         with pytest.raises(torch.OutOfMemoryError if device == "cuda" else RuntimeError, match="out of memory|can't allocate memory: you tried to allocate"):

@@ -142,6 +142,8 @@ inline constexpr GroupRule kV2BackwardHeavy[] = {
      .where = {.level = 80, .above = 64, .all = with::kDropout | with::kDeterministic | with::kPacked}, .bytes = {}},
     {.name = "ALiBi in a window of packed sequences above 64",
      .where = {.level = 80, .above = 64, .all = with::kAlibi | with::kPacked | with::kWindow}, .bytes = {}},
+    {.name = "gradients in fp32 up to 128",
+     .where = {.level = 80, .up_to = 128, .all = with::kFp32Out}, .bytes = {8, 8}},
 };
 
 constexpr uint32_t kAllOfPackedWindows =
