@@ -104,6 +104,16 @@ def test_what_cannot_be_shared_is_refused(fattn, data, tmp_path):
     assert "--context-parallel" in fattn.refuses("gpt2", "train", *RUN, "--data", data, "--out", tmp_path / "run", "--context-parallel", 0)
 
 
+def test_a_number_that_is_none_ends_all(fattn, data, tmp_path):
+    """All take part in the search for the first tensor that has one, whoever has found it."""
+    diverging = with_options({"--learning-rate": 1e30})
+    with Processes(fattn, 4, [*diverging, "--warmup", 0, "--clip", 0, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet",
+                              "--context-parallel", 2]) as processes:
+        done = processes.ends()
+    assert [code for code, _, _ in done] == [1] * 4
+    assert "the first tensor that is not finite is 'h.0" in done[0][2] and " of rank 0. There is no checkpoint" in done[0][2], done[0][2]
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_is_named(fattn, data, tmp_path, how):
     """Whoever shares sequences with it, and who does not."""
