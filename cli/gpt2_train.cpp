@@ -43,9 +43,8 @@ void check_memory(Output& out, const TrainingSetup& setup, const std::vector<gpt
   if (allowed == 0 || needed <= allowed) return;
   print_training_memory(out, setup, memory);
   throw gpt2::Error(fmt::format(
-      "out of memory: training would take {} {}, {} more than the {} {}; use a smaller --batch with --accumulate, --checkpoint-activations, or "
-      "--dtype "
-      "bf16",
+      "out of memory: training would take {} {}, {} more than the {} {}; use a smaller --batch with --accumulate, --checkpoint-activations, "
+      "--dtype bf16, or more processes with --context-parallel",
       bytes_text(static_cast<double>(needed)), gpu ? fmt::format("of cuda:{}", *gpu) : "of memory", bytes_text(static_cast<double>(needed - allowed)),
       bytes_text(static_cast<double>(allowed)), limit > 0 ? "allowed by --memory-limit" : "available"));
 }
@@ -245,6 +244,7 @@ TrainingSetup set_up(const TrainingFlags& flags, const gpt2::Launch& launch, gpt
   TrainingSetup setup = set_up_training(flags, launch);
   if (group && group->leads()) group->control().exchange("");
   if (group) group->agree(facts_of(flags, setup));
+  if (group) group->share(setup.share);
   return setup;
 }
 
@@ -266,7 +266,9 @@ int train(const TrainingFlags& flags, const gpt2::Launch& launch, gpt2::Group* g
   check_memory(out, setup, memory, flags.memory_limit);
   if (leads) say_beginning(out, setup);
   TakenMemory taken(setup.gpu());
-  gpt2::Network network(setup.run.config, setup.weights(), setup.network(), setup.compute(flags.threads));
+  gpt2::NetworkOptions options = setup.network();
+  if (group) options.context.transport = &group->context();
+  gpt2::Network network(setup.run.config, setup.weights(), options, setup.compute(flags.threads));
   if (group) group->connect(setup.compute(flags.threads), static_cast<int64_t>(flags.group.bucket));
   if (leads && (!setup.folder->before() || !setup.changed.empty())) setup.folder->describe(setup.run);
   try {

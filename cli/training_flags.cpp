@@ -145,9 +145,9 @@ void TrainingFlags::add_to(CLI::App& command) {
 
 bool TrainingFlags::given(const std::string& flag) const { return command_->count(flag) > 0; }
 
-gpt2::TrainOptions TrainingFlags::chosen(int ranks) const {
+gpt2::TrainOptions TrainingFlags::chosen(int data_ranks) const {
   gpt2::TrainOptions all = options;
-  if (!given("--accumulate")) all.accumulate = ranks;
+  if (!given("--accumulate")) all.accumulate = data_ranks;
   all.dtype = gpt2_dtype(dtype);
   all.schedule.curve = gpt2::curve_named(schedule);
   return all;

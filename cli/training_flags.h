@@ -36,8 +36,8 @@ struct TrainingFlags {
   void add_to(CLI::App& command);
   // Whether the user gave it: "--seqlen".
   bool given(const std::string& flag) const;
-  // With what was given by name, for a run of so many processes.
-  gpt2::TrainOptions chosen(int ranks) const;
+  // With what was given by name, for a run of so many processes that share batches.
+  gpt2::TrainOptions chosen(int data_ranks) const;
 
  private:
   const CLI::App* command_ = nullptr;

@@ -20,6 +20,12 @@ namespace fattn::cli {
 void GroupFlags::add_to(CLI::App& command) {
   command.option_defaults()->group("Processes");
   command
+      .add_option("--context-parallel", context_parallel,
+                  "Processes that share each sequence, by ring attention; it divides their number, and the rest share batches")
+      ->check(whole_number(1, 4096))
+      ->type_name("N")
+      ->capture_default_str();
+  command
       .add_option("--rendezvous", rendezvous,
                   "Where processes meet: a FILE that is not there yet, in a folder that all see, or HOST:PORT of rank 0 [MASTER_ADDR and the port "
                   "behind MASTER_PORT]")
@@ -62,6 +68,7 @@ gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup) {
   facts.emplace_back("--every", std::to_string(flags.every));
   facts.emplace_back("--eval-every", std::to_string(flags.eval_every));
   facts.emplace_back("--eval-batches", std::to_string(flags.eval_batches));
+  facts.emplace_back("--context-parallel", std::to_string(flags.group.context_parallel));
   facts.emplace_back("--bucket", std::to_string(flags.group.bucket));
   facts.emplace_back("a beginning at step", std::to_string(setup.from ? setup.from->state.step : 0));
   return facts;

@@ -17,6 +17,7 @@ struct GroupFlags {
   std::string rendezvous;
   double timeout = 20, start_timeout = 300;
   uint64_t bucket = 25 << 20;
+  int64_t context_parallel = 1;
 
   void add_to(CLI::App& command);
 };

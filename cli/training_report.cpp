@@ -107,7 +107,8 @@ size_t bytes_of(const std::vector<gpt2::TrainingMemory>& memory) {
 void print_training_memory(Output& out, const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory) {
   const gpt2::TrainOptions& o = setup.run.options;
   Table table({Column::text("what").as_key(), Column::number("memory", "bytes"), Column::number("share").ranked(1)},
-              fmt::format("Memory of training in {}, batch {}, seqlen {}", name_of(o.dtype), o.sequences, o.seqlen));
+              fmt::format("Memory of training in {}, batch {}, seqlen {}{}", name_of(o.dtype), o.sequences, o.seqlen,
+                          setup.share.context_ranks > 1 ? fmt::format(", of one of {} processes that share them", setup.share.context_ranks) : ""));
   const auto total = static_cast<double>(bytes_of(memory));
   for (const gpt2::TrainingMemory& use : memory)
     table.add({use.what, Cell(memory_text(static_cast<int64_t>(use.bytes)), std::to_string(use.bytes)),
@@ -137,7 +138,12 @@ void say_beginning(const Output& out, const TrainingSetup& setup) {
   out.say(fmt::format("{} parameters, {}; {} tokens of data, {} to a step; {} steps into {}", grouped_number(gpt2::parameters_of(run.config)),
                       name_of(o.dtype), grouped_number(setup.loader->tokens()), grouped_number(o.sequences * o.seqlen * o.accumulate),
                       grouped_number(o.schedule.steps), printable(setup.folder->path())));
-  if (setup.launch.several())
+  const gpt2::Share& share = setup.share;
+  if (share.context_ranks > 1)
+    out.say(fmt::format("{} processes share each sequence; {} group{} of them {} the {} batch{} of a step; this is rank 0.", share.context_ranks,
+                        share.data_ranks, share.data_ranks == 1 ? "" : "s", share.data_ranks == 1 ? "has" : "share", grouped_number(o.accumulate),
+                        o.accumulate == 1 ? "" : "es"));
+  else if (setup.launch.several())
     out.say(fmt::format("{} processes share the {} batches of a step; this is rank 0.", setup.launch.ranks, grouped_number(o.accumulate)));
   if (setup.from) out.say(fmt::format("Going on from step {}: {}", setup.from->state.step, printable(setup.from->path)));
   if (!setup.from && setup.folder->before()) out.say("There is no checkpoint yet: beginning at the first step.");
@@ -209,6 +215,7 @@ Json training_record(const TrainingSetup& setup, const std::vector<gpt2::Trainin
   record["config"] = Json::parse(gpt2::to_json(run.config, run.options.dtype));
   record["options"] = to_json(run.options);
   record["processes"] = setup.launch.ranks;
+  record["context_parallel"] = setup.share.context_ranks;
   record["parameters"] = gpt2::parameters_of(run.config);
   record["memory"] = Json::array();
   for (const gpt2::TrainingMemory& use : memory) record["memory"].push_back({{"what", use.what}, {"bytes", use.bytes}});

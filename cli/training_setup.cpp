@@ -15,6 +15,7 @@
 #include "fattn/options.hpp"
 #include "gpt2/data/token_writer.h"
 #include "gpt2/error.h"
+#include "gpt2/train/context.h"
 #include "gpt2/train/trainer.h"
 
 namespace fattn::cli {
@@ -164,12 +165,16 @@ void refuse_changes(const TrainingFlags& f, const gpt2::RunDescription& before, 
 }
 
 // A step has the same batches however many processes share it.
-void check_shares(const TrainOptions& options, const gpt2::Launch& launch) {
-  if (options.accumulate % launch.ranks == 0) return;
-  throw Error(
-      fmt::format("a step of {} batch{} (--accumulate) cannot be shared by {} processes; start a number of processes that divides {}, or begin a "
-                  "run with a multiple of {}",
-                  options.accumulate, options.accumulate == 1 ? "" : "es", launch.ranks, options.accumulate, launch.ranks));
+void check_shares(const Config& config, const TrainOptions& options, const gpt2::Share& share) {
+  const gpt2::ContextRows rows(config, options.seqlen, options.dropout, {share.context_rank, share.context_ranks});
+  if (options.accumulate % share.data_ranks == 0) return;
+  const bool whole = share.context_ranks == 1;
+  const std::string sharers = whole ? fmt::format("{} processes", share.data_ranks)
+                                    : fmt::format("{} groups of {} processes (--context-parallel)", share.data_ranks, share.context_ranks);
+  throw Error(fmt::format(
+      "a step of {} batch{} (--accumulate) cannot be shared by {}; start a number of {} that divides {}, or begin a run with a multiple "
+      "of {}",
+      options.accumulate, options.accumulate == 1 ? "" : "es", sharers, whole ? "processes" : "groups", options.accumulate, share.data_ranks));
 }
 
 int64_t steps_of(const TrainingFlags& f, const gpt2::Loader& loader, int64_t accumulate) {
@@ -184,7 +189,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   run.options = merged(f, before.options);
   find_device(f, setup);
   refuse_changes(f, before, run.options);
-  check_shares(run.options, setup.launch);
+  check_shares(run.config, run.options, setup.share);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);
   if (const auto found = gpt2::find_checkpoints(setup.folder->path()); !found.empty()) setup.from = gpt2::read_checkpoint(found.back().path);
@@ -260,6 +265,8 @@ gpt2::NetworkOptions TrainingSetup::network() const {
   options.dropout = o.dropout;
   options.seed = o.seed;
   options.deterministic = o.deterministic || !gpu();
+  options.context.rank = share.context_rank;
+  options.context.ranks = share.context_ranks;
   return options;
 }
 
@@ -270,8 +277,8 @@ gpt2::LoaderOptions TrainingSetup::loading() const {
   options.shuffle = run.options.shuffle;
   options.seed = run.options.seed;
   options.vocab_size = run.config.vocab_size;
-  options.rank = launch.rank;
-  options.ranks = launch.ranks;
+  options.rank = share.data_rank;
+  options.ranks = share.data_ranks;
   return options;
 }
 
@@ -284,9 +291,14 @@ gpt2::Weights TrainingSetup::weights() const {
 TrainingSetup set_up_training(const TrainingFlags& f, const gpt2::Launch& launch) {
   TrainingSetup setup;
   setup.launch = launch;
+  const int64_t context = f.group.context_parallel;
+  if (f.memory && !launch.several())  // of one of the processes that there will be
+    setup.share.context_ranks = static_cast<int>(context);
+  else
+    setup.share = gpt2::share_of(launch, context);
   if (f.memory) {
     const std::optional<gpt2::TokenSet> data = f.data.empty() ? std::nullopt : std::make_optional<gpt2::TokenSet>(f.data);
-    setup.run.options = f.chosen(launch.ranks);
+    setup.run.options = f.chosen(setup.share.data_ranks);
     setup.run.config = config_of(f, data ? &*data : nullptr);
     check_fits(setup.run.config, setup.run.options, data ? &*data : nullptr);
     return setup;
@@ -304,10 +316,10 @@ TrainingSetup set_up_training(const TrainingFlags& f, const gpt2::Launch& launch
   if (f.data.empty()) throw CLI::ValidationError("--data", "give the token files to train on; `fattn gpt2 tokenize` makes them");
   {
     const gpt2::TokenSet data(f.data);
-    setup.run.options = f.chosen(launch.ranks);
+    setup.run.options = f.chosen(setup.share.data_ranks);
     setup.run.config = config_of(f, &data);
     check_fits(setup.run.config, setup.run.options, &data);
-    check_shares(setup.run.options, launch);
+    check_shares(setup.run.config, setup.run.options, setup.share);
     begin(f, setup, data);
   }
   if (!setup.folder) setup.folder = folder_of(f, launch);

@@ -8,6 +8,7 @@
 #include "cli/training_flags.h"
 #include "gpt2/data/loader.h"
 #include "gpt2/group/launch.h"
+#include "gpt2/group/share.h"
 #include "gpt2/model/model.h"
 #include "gpt2/train/checkpoint.h"
 #include "gpt2/train/run_folder.h"
@@ -22,6 +23,7 @@ struct TrainingSetup {
   gpt2::FileTexts texts;                 // the tokenizer's files, for checkpoints
   std::string changed;                   // that the run ends at another step than it was begun with, or is on another device, in words
   gpt2::Launch launch;                   // which of the run's processes this is
+  gpt2::Share share;                     // and what it has of sequences and batches
   std::optional<int> named_gpu;          // of one of several processes: --device cuda:INDEX
 
   bool leads() const { return launch.rank == 0; }  // it writes the run's folder, and speaks

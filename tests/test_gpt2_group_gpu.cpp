@@ -99,7 +99,8 @@ TEST(GroupGpu, OneRankChangesNoBit) {
     }
 }
 
-TEST(GroupGpu, TwoRanksGiveWhatOneProcessGives) {
+// Two processes that take batches in turns, or that share their sequences.
+void two_ranks_give_what_one_gives(bool share_sequences) {
   if (gpus() < 2) GTEST_SKIP() << "there are less than two GPUs";
   const test::TemporaryFolder folder;
   const auto path = [&](int i) { return (folder.path() / std::to_string(i)).string(); };
@@ -114,14 +115,20 @@ TEST(GroupGpu, TwoRanksGiveWhatOneProcessGives) {
     return words_of([&]() -> std::string {
       const Beginning start(on_gpu());
       const int gpu = i % 2;
-      Network network = start.network(options, {.gpu = gpu});
       if (i == 2) {
+        Network network = start.network(options, {.gpu = gpu});
         write(i, train(network, 0, 1, nullptr));
         return "fine";
       }
       Group group(options_of(i, 2, (folder.path() / "meet").string()));
+      NetworkOptions own = options;
+      if (share_sequences) {
+        group.share({i, 2, 0, 1});
+        own.context = {i, 2, &group.context()};
+      }
+      Network network = start.network(own, {.gpu = gpu});
       group.connect({.gpu = gpu}, 1000);
-      write(i, train(network, i, 2, &group));
+      write(i, train(network, group.share().data_rank, group.share().data_ranks, &group));
       group.control().finish();
       return "fine";
     });
@@ -142,6 +149,9 @@ TEST(GroupGpu, TwoRanksGiveWhatOneProcessGives) {
   }
   EXPECT_TRUE(scale > 0 && error <= 1e-5 * scale) << error << " of " << scale;
 }
+
+TEST(GroupGpu, TwoRanksGiveWhatOneProcessGives) { two_ranks_give_what_one_gives(false); }
+TEST(GroupGpu, TwoRanksThatShareSequencesGiveWhatOneProcessGives) { two_ranks_give_what_one_gives(true); }
 
 }  // namespace
 }  // namespace fattn::gpt2

@@ -60,6 +60,8 @@ class Group::Sums final : public GradientExchange {
     sum_.finish(stream);
   }
 
+  ops::ProcessSum& processes() { return sum_; }
+
  private:
   void start(float* gradients, void* stream) {
     if (begin_ < end_) sum_.begin(gradients + begin_, end_ - begin_, stream);
@@ -73,7 +75,38 @@ class Group::Sums final : public GradientExchange {
   float* gradients_ = nullptr;
 };
 
-Group::Group(const ControlOptions& options) : control_(options) {}
+// Rows travel beside gradients, over one communicator and in one order on all: two of them could wait for each other.
+class Group::Rows final : public RingTransport {
+ public:
+  explicit Rows(Group& group) : group_(group) {}
+  int rank() const override { return group_.share_.context_rank; }
+  int ranks() const override { return group_.share_.context_ranks; }
+
+  void begin(const std::vector<RingPiece>& pieces, void* stream) override {
+    pieces_ = pieces;
+    for (RingPiece& piece : pieces_) piece.peer = group_.share_.rank_of(piece.peer);
+    processes().begin_exchange(pieces_, stream);
+  }
+  void finish(void* stream) override {
+    const Control::Waits waits(group_.control_);
+    processes().finish_exchange(stream);
+  }
+  void settle() override {
+    const Control::Waits waits(group_.control_);
+    processes().settle();
+  }
+
+ private:
+  ops::ProcessSum& processes() const {
+    if (!group_.sums_) throw Error("rows are exchanged before the processes are connected");
+    return group_.sums_->processes();
+  }
+  Group& group_;
+  std::vector<RingPiece> pieces_;
+};
+
+Group::Group(const ControlOptions& options)
+    : control_(options), share_{0, 1, control_.rank(), control_.ranks()}, context_(std::make_unique<Rows>(*this)) {}
 Group::~Group() = default;
 
 void Group::agree(const Facts& mine) {

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kLarge = size_t{2} << 20;
 constexpr const char* kAdvice = "; use a smaller batch, context or chunk, or a 16-bit dtype";
 
-size_t alignment_of(size_t bytes) { return bytes >= 2 * kLarge ? kLarge : 64; }
+size_t alignment_of(size_t bytes) { return bytes >= 2 * kLarge ? kLarge : BlockLayout::kWorkspace; }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Memory that is asked for once; of the host aligned to 64 bytes, and in large pages where it is large, so that reading it is not slowed by their
+// Memory that is asked for once; of the host aligned to 256 bytes, and in large pages where it is large, so that reading it is not slowed by their
 // table.
 #pragma once
 

@@ -97,7 +97,8 @@ struct Network::State {
   // `work`, or on a GPU from its second time on the graph of it.
   template <class Work>
   void run(Kind kind, const Work& work) {
-    if (!space.on_gpu() || !plans.options.graph || !why_no_graph.empty() || watcher) return work();
+    const bool exchanges = plans.options.context.ranks > 1 && kind != kUpdate;  // the host has a part in it
+    if (!space.on_gpu() || !plans.options.graph || exchanges || !why_no_graph.empty() || watcher) return work();
     const auto [at, first] = graphs.try_emplace(kind);
     if (first) return work();  // what a number of rows needs besides is made now
     if (!at->second) {

@@ -11,6 +11,7 @@
 #include "gpt2/config.h"
 #include "gpt2/data/batch.h"
 #include "gpt2/model/model.h"
+#include "gpt2/train/context.h"
 #include "gpt2/train/gradient_exchange.h"
 #include "gpt2/train/watcher.h"
 #include "gpt2/weights/weights.h"
@@ -26,6 +27,7 @@ struct NetworkOptions {
   uint64_t seed = 0;                    // of dropout
   bool graph = true;                    // on a GPU steps are captured once and replayed
   bool deterministic = true;            // attention on a GPU: the same bits on every run; all else gives them always
+  Context context;                      // of several processes each has some rows of every sequence
 };
 
 // Its numbers lie at [offset, offset + size) of each flat array, row-major, in the shape that files have (tensors_of()).
@@ -78,7 +80,8 @@ class Network {
   void zero_gradients();
   // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.
   // With an exchange this is a step's last pass: gradients go to it as they become final, and are what it makes of them afterwards. On a GPU it
-  // returns while the work is under way, with an exchange when that is done.
+  // returns while the work is under way, with an exchange when that is done. Of sequences that several processes share each gives the whole batch,
+  // and losses, targets and gradients are those of its own rows; all of them make the same calls.
   void pass(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange = nullptr);
   // Of the passes whose losses nobody has read yet.
   LossSum losses();

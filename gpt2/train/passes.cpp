@@ -33,9 +33,11 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
     check_numbers("target", batch.targets, given, -1, c.vocab_size);
     check_numbers("position", batch.positions, given, 0, c.n_positions);
   }
+  const ContextRows& held = plans_.attention.held();
+  const int64_t taken = batch.sequences * held.count();  // rows of this process
   const auto copy = [&](const int32_t* from, int32_t* to, int32_t rest) {
-    std::copy(from, from + given, to);
-    std::fill(to + given, to + all, rest);
+    held.take(from, batch.sequences, to);
+    std::fill(to + taken, to + all, rest);
   };
   copy(batch.ids, host_.ids, 0);
   copy(batch.targets, host_.targets, -1);
@@ -55,7 +57,7 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
     const auto* end = reinterpret_cast<const std::byte*>(batch.documents ? host_.documents + all : host_.positions + all);
     space_.send(places_.in.scale, begin, static_cast<size_t>(end - begin));
   }
-  return {batch.documents != nullptr, drops, std::count_if(batch.targets, batch.targets + given, [](int32_t target) { return target >= 0; })};
+  return {batch.documents != nullptr, drops, std::count_if(host_.targets, host_.targets + taken, [](int32_t target) { return target >= 0; })};
 }
 
 void Passes::drop(DropPlace place, int64_t i, const float* x, const float* add, float* to) const {

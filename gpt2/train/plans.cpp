@@ -41,9 +41,9 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
       options(checked(c, o)),
       on_gpu(compute.gpu.has_value()),
       layout(c),
+      attention(c, o, compute),
       square_sum({layout.size()}, device_of(compute)),
-      loss_sums({o.sequences * o.seqlen}, device_of(compute)),
-      attention(c, o, compute) {
+      loss_sums({rows()}, device_of(compute)) {
   const ops::Device device = device_of(compute);
   const int64_t n = rows(), width = c.n_embd;
   const Precision precision(o.dtype);

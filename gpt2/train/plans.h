@@ -21,7 +21,7 @@ struct LinearPlans {
 struct NetworkPlans {
   NetworkPlans(const Config& config, const NetworkOptions& options, const Compute& compute);
 
-  int64_t rows() const { return options.sequences * options.seqlen; }
+  int64_t rows() const { return options.sequences * attention.held().count(); }              // of this process
   size_t state_bytes() const { return static_cast<size_t>(layout.size()) * sizeof(float); }  // of one of the flat arrays
   // On a GPU the products of a gradient of the residual stream take it rounded: LayerNorm's gradient leaves it so, unless dropout comes between.
   bool rounds() const { return on_gpu && options.dtype != DType::kF32 && options.dropout == 0; }
@@ -32,9 +32,9 @@ struct NetworkPlans {
   const NetworkOptions options;
   const bool on_gpu;
   const ParameterLayout layout;
+  TrainingAttention attention;
   ops::Plan<ops::SquareSum> square_sum;
   ops::Plan<ops::LossSums> loss_sums;
-  TrainingAttention attention;
   ops::Plan<ops::Embedding> embedding;
   ops::Plan<ops::LayerNorm> norm;
   LinearPlans qkv, attn_proj, fc, mlp_proj;

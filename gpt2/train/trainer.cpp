@@ -66,7 +66,8 @@ void Trainer::agree_on_targets(LogLine& line) {
   for (size_t i = 0; i < used_; ++i) line.targets += held_[i].batch.target_count;
   if (!group_) return;
   say_step();
-  const auto all = group_->all({static_cast<double>(line.step), static_cast<double>(line.targets)});
+  const bool counts = group_->share().context_rank == 0;  // the others have the same batches
+  const auto all = group_->all({static_cast<double>(line.step), counts ? static_cast<double>(line.targets) : 0.0});
   line.targets = 0;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].size() != 2 || all[r][0] != static_cast<double>(line.step))
@@ -122,7 +123,8 @@ std::string Trainer::first_bad_tensor(double scale) {
   FirstBad first;
   if (group_) group_->control().doing(Doing::kKeeping, state_.step + 1);
   network_.watch(&first);
-  for (size_t i = 0; i < used_ && first.name().empty(); ++i)
+  const bool all_take_part = group_ && group_->share().context_ranks > 1;  // in every pass, whatever one has found
+  for (size_t i = 0; i < used_ && (all_take_part || first.name().empty()); ++i)
     network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(static_cast<int64_t>(i) * ranks() + rank()));
   network_.watch(nullptr);
   if (!group_) return first.name();
@@ -203,14 +205,16 @@ Validation validate(Network& network, const std::vector<std::string>& paths, con
     mine.insert(mine.end(), {part.loss, static_cast<double>(part.targets)});
   }
   const std::vector<std::vector<double>> parts = group ? group->all(mine) : std::vector<std::vector<double>>{mine};
+  const int64_t rows_of = group ? group->share().context_ranks : 1;  // processes that have parts of a batch
   Validation result;
   double sum = 0;
-  for (int64_t i = 0; i < all; ++i) {  // in the order of one process, which gives the same bits
-    const std::vector<double>& part = parts[static_cast<size_t>(i % options.ranks)];
-    const size_t at = 2 * static_cast<size_t>(i / options.ranks);
-    sum += part.at(at);
-    result.targets += static_cast<int64_t>(part.at(at + 1));
-  }
+  for (int64_t i = 0; i < all; ++i)  // in the order of one process, which gives the same bits
+    for (int64_t c = 0; c < rows_of; ++c) {
+      const std::vector<double>& part = parts.at(static_cast<size_t>(i % options.ranks * rows_of + c));
+      const size_t at = 2 * static_cast<size_t>(i / options.ranks);
+      sum += part.at(at);
+      result.targets += static_cast<int64_t>(part.at(at + 1));
+    }
   result.loss = sum / static_cast<double>(result.targets);
   return result;
 }

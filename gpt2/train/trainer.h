@@ -26,8 +26,8 @@ class NotANumber : public Error {
 // Batches of an epoch that make one step are `accumulate`; the last step of an epoch has what is left.
 int64_t steps_an_epoch(const Loader& loader, int64_t accumulate);
 
-// With a group each rank takes its share of a step's batches, from a loader of that rank; what a step does is what one process would do, but for the
-// order in which gradients are summed: each rank's own first, then over ranks.
+// With a group each rank takes its share of a step's batches, from a loader of its data_rank, and of each its rows; what a step does is what one
+// process would do, but for the order in which gradients are summed: each rank's own first, then over ranks.
 class Trainer {
  public:
   // The loader stands where the state says. `asked_to_stop`: whether this process is to end after the step.
@@ -49,8 +49,9 @@ class Trainer {
     Batch batch;
     void hold(const Batch& from);
   };
-  int64_t rank() const { return group_ ? group_->rank() : 0; }
-  int64_t ranks() const { return group_ ? group_->ranks() : 1; }
+  // Among those that take batches in turns.
+  int64_t rank() const { return group_ ? group_->share().data_rank : 0; }
+  int64_t ranks() const { return group_ ? group_->share().data_ranks : 1; }
   void read_batches();
   void agree_on_targets(LogLine& line);
   void say_step();

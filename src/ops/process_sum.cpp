@@ -1,7 +1,9 @@
-// Sums have a stream of their own, so that the backward pass goes on beside them.
+// Sums and exchanges have a stream of their own, so that other work goes on beside them.
 #include "ops/process_sum.h"
 
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -22,6 +24,30 @@ core::NcclId id_of(const std::vector<std::byte>& bytes) {
   std::memcpy(id.bytes, bytes.data(), sizeof id.bytes);
   return id;
 }
+
+// Where an exchange is done.
+class ExchangeDone {
+ public:
+  explicit ExchangeDone(core::CudaDevice& device) : device_(device) {
+    const CudaCurrent scope = device_.current();
+    device_.check(cuda_driver().eventCreate(&event_, kNoTiming), "making an event for an exchange");
+  }
+  ~ExchangeDone() {
+    try {
+      const CudaCurrent scope = device_.current();
+      cuda_driver().eventDestroy(event_);
+    } catch (const Error&) {
+      // The device is broken: there is nothing left to free.
+    }
+  }
+  ExchangeDone(const ExchangeDone&) = delete;
+  ExchangeDone& operator=(const ExchangeDone&) = delete;
+  core::CUevent get() const { return event_; }
+
+ private:
+  core::CudaDevice& device_;
+  core::CUevent event_ = nullptr;
+};
 
 }  // namespace
 
@@ -48,9 +74,19 @@ struct ProcessSum::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
+  // What is begun next comes behind the work so far on `other`.
+  void begin_behind(void* other) {
+    if (!device) return;
+    const CudaCurrent scope = device->current();
+    device->check(cuda_driver().eventRecord(ready, static_cast<core::CUstream>(other)), "marking numbers as ready");
+    device->check(cuda_driver().streamWaitEvent(stream, ready, 0), "waiting for numbers of this process");
+  }
+
   core::CudaDevice* device;
   core::CUstream stream = nullptr;
   core::CUevent ready = nullptr, done = nullptr;
+  std::deque<std::unique_ptr<ExchangeDone>> exchanges;  // that are begun and not finished; null: of nothing, or in memory of the host
+  std::vector<std::unique_ptr<ExchangeDone>> spare;
   std::optional<core::NcclCommunicator> communicator;
 };
 
@@ -67,11 +103,7 @@ ProcessSum::~ProcessSum() = default;
 
 void ProcessSum::begin(float* x, int64_t count, void* stream) {
   State& s = *state_;
-  if (s.device) {
-    const CudaCurrent scope = s.device->current();
-    s.device->check(cuda_driver().eventRecord(s.ready, static_cast<core::CUstream>(stream)), "marking gradients as ready");
-    s.device->check(cuda_driver().streamWaitEvent(s.stream, s.ready, 0), "waiting for gradients");
-  }
+  s.begin_behind(stream);
   s.communicator->sum(x, static_cast<size_t>(count), s.stream);
 }
 
@@ -81,6 +113,47 @@ void ProcessSum::finish(void* stream) {
     const CudaCurrent scope = s.device->current();
     s.device->check(cuda_driver().eventRecord(s.done, s.stream), "marking sums as done");
     s.device->check(cuda_driver().streamWaitEvent(static_cast<core::CUstream>(stream), s.done, 0), "waiting for sums");
+  }
+  s.communicator->wait(s.done);
+}
+
+void ProcessSum::begin_exchange(const std::vector<fattn_piece>& pieces, void* stream) {
+  State& s = *state_;
+  std::unique_ptr<ExchangeDone> done;
+  if (!pieces.empty()) {
+    s.begin_behind(stream);
+    s.communicator->exchange(pieces, s.stream);
+    if (s.device) {
+      if (s.spare.empty()) {
+        done = std::make_unique<ExchangeDone>(*s.device);
+      } else {
+        done = std::move(s.spare.back());
+        s.spare.pop_back();
+      }
+      const CudaCurrent scope = s.device->current();
+      s.device->check(cuda_driver().eventRecord(done->get(), s.stream), "marking an exchange");
+    }
+  }
+  s.exchanges.push_back(std::move(done));
+}
+
+void ProcessSum::finish_exchange(void* stream) {
+  State& s = *state_;
+  if (s.exchanges.empty()) throw Error(ErrorCode::kInternal, "an exchange is finished that was not begun");
+  std::unique_ptr<ExchangeDone> done = std::move(s.exchanges.front());
+  s.exchanges.pop_front();
+  if (!s.device) return s.communicator->wait(nullptr);
+  if (!done) return;
+  const CudaCurrent scope = s.device->current();
+  s.device->check(cuda_driver().streamWaitEvent(static_cast<core::CUstream>(stream), done->get(), 0), "waiting for an exchange");
+  s.spare.push_back(std::move(done));
+}
+
+void ProcessSum::settle() {
+  State& s = *state_;
+  if (s.device) {
+    const CudaCurrent scope = s.device->current();
+    s.device->check(cuda_driver().eventRecord(s.done, s.stream), "marking exchanges as done");
   }
   s.communicator->wait(s.done);
 }

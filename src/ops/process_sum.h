@@ -1,4 +1,4 @@
-// Sums over the processes of a group, by NCCL: what training on several GPUs needs.
+// Sums over the processes of a group, and exchanges between them, by NCCL: what training on several GPUs needs.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "fattn/fattn.h"
 #include "ops/ops.h"
 
 namespace fattn::ops {
@@ -34,6 +35,14 @@ class ProcessSum {
   void begin(float* x, int64_t count, void* stream);
   // Returns when all sums are there. Later work on `stream` sees them.
   void finish(void* stream);
+
+  // Sends and receives all pieces beside each other: behind the work so far on `stream` and behind the sums and exchanges that were begun before, so
+  // that processes which begin them in the same order never wait for each other. What one process sends to another comes in the order given.
+  void begin_exchange(const std::vector<fattn_piece>& pieces, void* stream);
+  // Of the exchanges that are begun and not finished, the oldest: later work on `stream` sees what came; on a CPU it is there when this returns.
+  void finish_exchange(void* stream);
+  // Returns when all that was begun is over.
+  void settle();
 
  private:
   struct State;
