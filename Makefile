@@ -29,7 +29,7 @@ bench: build ## the speed table of this machine, as shares of its peak measured 
 	$(BUILD)/cli/fattn bench --suite cpu
 
 test-gpu: build ## on a machine with a GPU: the table of cases on it, compute-sanitizer; ends with "N passed, N failed"
-	cmake --build $(BUILD) --parallel $(JOBS) --target test_cuda_gpu test_cuda_v3_gpu test_cuda_algorithms_gpu test_cuda_pages_gpu test_ops_gpu test_ops_training_gpu test_ops_training_rows_gpu test_ops_process_sum_gpu test_gpt2_gpu test_gpt2_train_gpu test_gpt2_group_gpu fattn_torch
+	cmake --build $(BUILD) --parallel $(JOBS) --target test_cuda_gpu test_cuda_v3_gpu test_cuda_algorithms_gpu test_cuda_pages_gpu test_cuda_dropout_gpu test_ops_gpu test_ops_training_gpu test_ops_training_rows_gpu test_ops_process_sum_gpu test_gpt2_gpu test_gpt2_train_gpu test_gpt2_group_gpu fattn_torch
 	@python3 tools/test_gpu.py
 
 bench-gpu: build ## the speed table of the GPU against torch's backends; its record goes to docs/results/

@@ -8,6 +8,7 @@
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
+#include "kernels/ptx/global_memory.h"
 #include "kernels/ptx/half_words.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/special_registers.h"
@@ -181,13 +182,33 @@ __device__ __forceinline__ float or_lowest(float score, float term) {
 
 // ---- Dropout --------------------------------------------------------------------------------------------------------
 
+// Where a part of a matrix begins in the whole one, of which `places` has the random numbers: what is added to a query's number among pairs
+// (core::dropout_query) and to a call's among those of all keys. Read where it is wanted, as registers for it would spill.
+template <PairFeatures kPair>
+struct DropoutPlace {
+  const unsigned long long* state;
+
+  __device__ __forceinline__ explicit DropoutPlace([[maybe_unused]] const AttentionParams& params) {
+    if constexpr (kPair.places) state = pairs_of(params).dropout_state;
+  }
+  __device__ __forceinline__ unsigned queries() const {
+    if constexpr (kPair.places) return core::dropout_query(ptx::ld_again(state + 2));
+    return 0;
+  }
+  __device__ __forceinline__ unsigned blocks() const {
+    if constexpr (kPair.places) return ptx::ld_again(state + 3) / core::kDropoutBlock;
+    return 0;
+  }
+};
+
 // The random numbers of one head.
 template <PairFeatures kPair>
 struct Dropout {
   unsigned long long seed, stream;
   unsigned below;
+  DropoutPlace<kPair> place;
 
-  __device__ __forceinline__ Dropout(const AttentionParams& params, int batch, int head) {
+  __device__ __forceinline__ Dropout(const AttentionParams& params, int batch, int head) : place(params) {
     if constexpr (kPair.dropout) {
       const PairParams& p = pairs_of(params);
       seed = p.dropout_state[0];
@@ -202,8 +223,8 @@ struct Dropout {
     constexpr bool kOwnStream = kPair.packed && kPair.dbias;
     constexpr bool kOwnThresholds = kPair.packed && (kPair.dbias ? kPair.documents : kPair.lengths);
     const unsigned lanes_own = kOwnStream ? ptx::zero_of_lane() : 0;
-    core::Philox4 planes =
-        core::dropout_planes(seed, stream + lanes_own, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call));
+    core::Philox4 planes = core::dropout_planes(seed, stream + lanes_own, static_cast<unsigned>(query) + place.queries(),
+                                                static_cast<unsigned>(block) + place.blocks(), static_cast<unsigned>(call));
     unsigned thresholds[core::kDropoutBits];
 #pragma unroll
     for (int bit = 0; bit < core::kDropoutBits; ++bit) thresholds[bit] = core::dropout_threshold(kOwnThresholds ? ptx::opaque(below) : below, bit);
@@ -227,8 +248,9 @@ struct Dropout {
   // Whether the weight of one pair stays, by core::dropout_number() of rounds that are not unrolled: for ways that are seldom gone.
   __device__ __forceinline__ bool keeps(int query, int key) const {
     unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
-    core::Philox4 c = {{static_cast<unsigned>(stream), core::dropout_query(static_cast<unsigned>(query)),
-                        static_cast<unsigned>(key / core::kDropoutBlock * core::kDropoutCalls + key % 8 / 2), static_cast<unsigned>(stream >> 32)}};
+    const unsigned block = static_cast<unsigned>(key / core::kDropoutBlock) + place.blocks();
+    core::Philox4 c = {{static_cast<unsigned>(stream), core::dropout_query(static_cast<unsigned>(query)) + place.queries(),
+                        block * core::kDropoutCalls + static_cast<unsigned>(key % 8 / 2), static_cast<unsigned>(stream >> 32)}};
 #pragma unroll 1
     for (int round = 0; round < core::kPhiloxRounds; ++round) {
       const uint2 a = ptx::mul_wide(core::kPhiloxM0, c.word[0]), b = ptx::mul_wide(core::kPhiloxM1, c.word[2]);

@@ -104,7 +104,7 @@ std::string name_of(const Case& c) {
   if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask) << (c.mask_blocks ? "_blocks" : "");
   if (c.sinks) name << "-sinks";
   if (c.page_size > 0) name << "-pages" << c.page_size;
-  if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
+  if (c.p_dropout > 0) name << "-dropout" << c.p_dropout << (c.dropout_part ? "_part" : "");
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);

@@ -77,6 +77,7 @@ struct Case {
   bool sinks = false;                              // a logit of each head, which is -Inf in the third
   int64_t page_size = 0;  // > 0: k and v are a paged cache; seqlen_k is a multiple of it; forward only, not with kPacked, varlen with key_lengths
   double p_dropout = 0;
+  bool dropout_part = false;  // of a matrix whose query 48 and key 320 are the first ones here
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;

@@ -370,6 +370,22 @@ void add_dropout(Table& table) {
       table.add(c);
     }
   }
+  for (Case c : {shape(2, 70, 150, 4, 2, 64), shape(1, 200, 330, 2, 1, 128), shape(2, 97, 61, 2, 1, 40), shape(1, 130, 70, 2, 2, 256),
+                 decoding(3, 1300, 4, 2, 72)}) {
+    c.p_dropout = 0.3;
+    c.dropout_part = true;
+    table.add_both_masks(c);
+    c.mask = Pairs::kKeys;  // of keys before those that are asked for
+    table.add(c);
+  }
+  Case part = shape(2, 150, 200, 4, 2, 64);
+  part.p_dropout = 0.3;
+  part.dropout_part = true;
+  part.documents = Documents::kSorted;
+  table.add(part);
+  part.documents = Documents::kNone;
+  part.varlen = part.causal = true;
+  table.add(part);
   Case c = shape(2, 100, 130, 4, 2, 64);
   c.p_dropout = 0.2;
   c.key_lengths = true;

@@ -224,7 +224,7 @@ std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, co
   std::vector<Expected> all{{"o", Dense(static_cast<size_t>(total * width), 0.0), 0},
                             {"lse", Dense(static_cast<size_t>(total * nheads), -kInfinity), 0, low_lse(q.dtype())}};
   for (const OneSequence& one : sequences_of(scores)) {
-    int64_t state[2];
+    int64_t state[4];
     const std::vector<Expected> alone =
         expect_forward(queries_of(q, one), keys_of(k, one), keys_of(v, one), out, scores_of(scores, one, nheads, state), options);
     put_rows(all[0].values, alone[0].values, one.q_begin, width);
@@ -243,7 +243,7 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
   if (t.dbias) all.push_back({"dbias", zeros(t.dbias), 0});
   if (t.dsinks) all.push_back({"dsinks", zeros(t.dsinks), 0});
   for (const OneSequence& one : sequences_of(t.scores)) {
-    int64_t state[2];
+    int64_t state[4];
     BackwardTensors alone;
     alone.q = queries_of(t.q, one);
     alone.k = keys_of(t.k, one);

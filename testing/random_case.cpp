@@ -48,6 +48,7 @@ Case random_case(DType dtype, uint64_t n, int64_t most_headdim) {
     constexpr int64_t kSizes[] = {1, 3, 16, 64, 100, 256};
     c = *in_pages(c, kSizes[below(6)]);
   }
+  c.dropout_part = c.p_dropout > 0 && one_in(3);
   c.name = name_of(c);
   return c;
 }

@@ -38,7 +38,7 @@ Tensor pairs_of(const Tensor& t, const OneSequence& one) {
   return Tensor(at(t, offset), t.dtype(), {1, t.shape(1), rows, one.seqlen_k}, {t.stride(0), t.stride(1), t.stride(2), t.stride(3)});
 }
 
-ScoreTensors scores_of(const ScoreTensors& s, const OneSequence& one, int64_t nheads, int64_t (&state)[2]) {
+ScoreTensors scores_of(const ScoreTensors& s, const OneSequence& one, int64_t nheads, int64_t (&state)[4]) {
   ScoreTensors of_one;
   if (s.seqused_k) of_one.seqused_k = Tensor(at(s.seqused_k, one.index * s.seqused_k.stride(0)), DType::kI32, {1});
   of_one.alibi_slopes = s.alibi_slopes;
@@ -56,7 +56,9 @@ ScoreTensors scores_of(const ScoreTensors& s, const OneSequence& one, int64_t nh
     const auto* given = static_cast<const int64_t*>(s.dropout_state.data());
     state[0] = given[0];
     state[1] = static_cast<int64_t>(static_cast<uint64_t>(given[1]) + static_cast<uint64_t>(one.index * nheads));
-    of_one.dropout_state = Tensor(state, DType::kI64, {2});
+    const int64_t numbers = s.dropout_state.shape(0);
+    for (int64_t i = 2; i < numbers; ++i) state[i] = given[i];
+    of_one.dropout_state = Tensor(state, DType::kI64, {numbers});
   }
   return of_one;
 }

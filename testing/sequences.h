@@ -19,6 +19,6 @@ Tensor lse_of(const Tensor& tensor, const OneSequence& one);
 Tensor pairs_of(const Tensor& tensor, const OneSequence& one);
 
 // `state` is memory for its dropout_state, whose offset is that of its heads.
-ScoreTensors scores_of(const ScoreTensors& scores, const OneSequence& one, int64_t nheads, int64_t (&state)[2]);
+ScoreTensors scores_of(const ScoreTensors& scores, const OneSequence& one, int64_t nheads, int64_t (&state)[4]);
 
 }  // namespace fattn::testing

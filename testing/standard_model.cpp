@@ -147,8 +147,10 @@ std::vector<Real> kept_of_row(const ModelShape& s, int64_t b, int64_t h, int64_t
   if (s.p_dropout == 0) return kept;
   const auto* state = static_cast<const int64_t*>(s.scores.dropout_state.data());
   const Dropout dropout{static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]), s.p_dropout};
+  const bool part = s.scores.dropout_state.shape(0) == 4;
+  const int64_t row = part ? state[2] : 0, key = part ? state[3] : 0;
   for (size_t n = 0; n < visible; ++n) {
-    kept[n] = static_cast<Real>(dropout.kept(b, s.nheads, h, i, first + static_cast<int64_t>(n)));
+    kept[n] = static_cast<Real>(dropout.kept(b, s.nheads, h, row + i, key + first + static_cast<int64_t>(n)));
     if (s.fused && kept[n] > 0) kept[n] = 1;
   }
   return kept;

@@ -232,10 +232,11 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     write(s.sinks, sinks);
   }
   if (c.p_dropout > 0) {
-    s.dropout_state = place(blocks, DType::kI64, {2}, 0, kFill);
+    s.dropout_state = place(blocks, DType::kI64, {c.dropout_part ? 4 : 2}, 0, kFill);
     auto* state = static_cast<int64_t*>(s.dropout_state.data());
     state[0] = static_cast<int64_t>(mix(c.seed));
     state[1] = static_cast<int64_t>(mix(c.seed + 1) | 0xffffff00u);  // the low word overflows among the heads of some cases
+    if (c.dropout_part) state[2] = 48, state[3] = 320;
   }
   return s;
 }

@@ -300,6 +300,55 @@ void add_sinks(List& list, int arch, Which which) {
   list.add(cuda::sinks_gradient_request({.kind = cuda::KernelKind::kSinksGradientSum, .arch = arch, .dtype = static_cast<int32_t>(DType::kF32)}), 255,
            which);
 }
+// Dropout of a part of a matrix, as in attention over several processes: by itself, with the mask that hides keys before those asked for, and with
+// all that other specialisations with dropout have.
+Problem of_a_part(Problem problem) {
+  problem.dropout_below = 6554;
+  problem.dropout_places = true;
+  return problem;
+}
+void add_parts(List& list, int arch) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    if (dtype == DType::kF16 && arch != 75) continue;  // compiled to nearly the same
+    for (const int headdim : {64, 128, 256})
+      for (const bool causal : {false, true}) {
+        const Problem plain = contiguous(dtype, headdim, headdim, causal);
+        const bool few = arch == 90 && dtype == DType::kBF16 && headdim == 128 && causal;
+        Problem masked = plain, biased = plain, documents = packed(plain, true);
+        masked.pair_mask = with_pairs(plain, true).pair_mask;
+        biased.bias = biased.dbias = with_pairs(plain, true).bias;
+        for (const Problem& problem : {plain, masked, biased, documents, with_pairs(plain, true), packed(with_pairs(plain, true), true),
+                                       with_pairs(with_features(plain, !causal, true), false)}) {
+          const bool alone = !problem.packed && !problem.bias.given && !problem.pair_mask.given && problem.softcap == 0;
+          const Which which = few && alone ? Which::kQuick : Which::kFull;
+          add_forward(list, arch, of_a_part(problem), true, which);
+          add_backward(list, arch, of_a_part(problem), true, false, which);
+        }
+        if (headdim == 64)
+          for (const bool backward : {false, true}) add_standard(list, arch, of_a_part(masked), 4096, backward, Which::kFull);
+      }
+  }
+}
+void add_v3_parts(List& list) {
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      const Which few = mask == V3Mask::kCausal && headdim == 128 ? Which::kQuick : Which::kFull;
+      const auto add = [&](const fattn::PairFeatures& pair, Which which = Which::kFull) {
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, V3Score::kPlain, which, pair);
+      };
+      add({.dropout = true, .places = true}, few);
+      add({.dropout = true, .documents = true, .places = true});
+      add({.alibi = true, .dropout = true, .documents = true, .places = true});
+      add({.alibi = true, .dropout = true, .packed = true, .places = true});
+      const Problem plain = with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false);
+      Problem alibi = plain;
+      alibi.has_alibi = true;
+      add_v3_backward(list, of_a_part(plain), false, few);
+      add_v3_backward(list, of_a_part(alibi), false, Which::kFull);
+      add_v3_backward(list, of_a_part(packed(alibi, false)), false, Which::kFull);
+    }
+}
+
 // Merge and rotary embeddings: packs have all.
 void add_rows(List& list, int arch) {
   for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary})
@@ -852,6 +901,8 @@ int main() {
   for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 90));
   for (const int arch : {75, 80, 90, 120}) add_fp32_outputs(list, arch, quick(arch == 80));  // the others have their tiles
   add_v3_fp32_outputs(list);
+  for (const int arch : {75, 80, 90, 120}) add_parts(list, arch);  // the others have their tiles
+  add_v3_parts(list);
   list.print();
   return 0;
 }

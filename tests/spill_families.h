@@ -110,8 +110,8 @@ class Draws {
  public:
   explicit Draws(uint64_t seed) : random_(seed) {}
 
-  // None: what was drawn is not in the set.
-  std::optional<Drawn> one(const Family& family, const Where& where) {
+  // None: what was drawn is not in the set. `parts`: half of those with dropout have it of a part of a matrix.
+  std::optional<Drawn> one(const Family& family, const Where& where, bool parts = false) {
     Drawn drawn;
     drawn.arch = family.v3 ? kV3Arch : of(kArchs);
     drawn.level = drawn.arch < 80 ? 75 : 80;
@@ -124,6 +124,7 @@ class Draws {
     const bool first = chance(2);
     p.headdim = first ? wider : narrower, p.headdim_v = first ? narrower : wider;
     set(p, family, features(family, where));
+    if (parts) p.dropout_places = p.dropout_below > 0 && chance(2);
     const PairFeatures pair = pair_features(p);
     if (!where.holds(register_facts(p, pair, drawn.arch, drawn.level))) return std::nullopt;
     return drawn;
@@ -166,6 +167,7 @@ class Draws {
     p.softcap = in(with::kSoftcap) ? 30 : 0;
     p.has_alibi = in(with::kAlibi);
     p.dropout_below = in(with::kDropout) ? 6554 : 0;
+    p.dropout_places = in(with::kPlaces);
     p.has_documents = in(with::kDocuments);
     p.has_sinks = in(with::kSinks);
     p.deterministic = in(with::kDeterministic);
@@ -214,7 +216,7 @@ inline std::vector<jit::Request> chosen(const Family& family, size_t most) {
   std::vector<jit::Request> found;
   Draws draws(2);
   while (found.size() < most) {
-    const std::optional<Drawn> drawn = draws.one(family, Where{});
+    const std::optional<Drawn> drawn = draws.one(family, Where{}, true);
     if (!drawn) continue;
     if (std::optional<jit::Request> kernel = family.kernel(*drawn, {})) found.push_back(*std::move(kernel));
   }

@@ -60,6 +60,8 @@ int64_t place(const StandardStrides& s, int64_t batch, int64_t row, int64_t head
 
 // --- the kernels, in fp32 ---
 
+bool places_are_given = false;  // of the case at hand: kernels know it by their specialisation alone
+
 // One head: which pairs it sees, what is added to their scores and what dropout makes of a weight of 1.
 struct Head {
   const PairParams& p;
@@ -88,7 +90,9 @@ struct Head {
   float kept(int64_t i, int64_t j) const {
     if (p.dropout_below == 0) return 1;
     const uint64_t stream = p.dropout_state[1] + static_cast<uint64_t>(batch * p.nheads + head);
-    return core::dropout_number(p.dropout_state[0], stream, i, j) < static_cast<int>(p.dropout_below) ? 0 : p.dropout_scale;
+    const auto row = places_are_given ? static_cast<int64_t>(p.dropout_state[2]) : 0,
+               key = places_are_given ? static_cast<int64_t>(p.dropout_state[3]) : 0;
+    return core::dropout_number(p.dropout_state[0], stream, row + i, key + j) < static_cast<int>(p.dropout_below) ? 0 : p.dropout_scale;
   }
 };
 
@@ -345,6 +349,7 @@ TEST_F(CudaStandard, TableOfCases) {
   for (const testing::Case& c : testing::all_cases()) {
     if (c.dtype != DType::kF32 || c.flops() > 4e7 || !testing::is_to_compute(target(), c)) continue;
     heads_of_sinks = c.nheads;
+    places_are_given = c.dropout_part;
     const testing::CaseResult result = testing::run_case(c, target());
     EXPECT_TRUE(result.passed()) << c.name << ": " << result.summary();
     if (result.passed()) ++passed;

@@ -193,7 +193,13 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
       << source;
   EXPECT_NE(source.find("fattn::PairParams p"), std::string::npos);
   EXPECT_NE(source.find("lengths, ALiBi, fp32 bias, mask, dropout"), std::string::npos) << source;
-  for (int bits = 0; bits < 1024; ++bits)
+  Problem part = p;
+  part.dropout_places = true;
+  EXPECT_EQ(plan_v2_forward(part, kHopper).key.row, plan.key.row) << "the place costs no registers";
+  EXPECT_NE(v2_forward_request(plan_v2_forward(part, kHopper).key).source.find(".dbias = false, .places = true};"), std::string::npos);
+  part.dropout_below = 0;
+  EXPECT_EQ(v2_forward_request(plan_v2_forward(part, kHopper).key).source.find(".places"), std::string::npos) << "without dropout there is none";
+  for (int bits = 0; bits < 16384; ++bits)
     if ((bits >> 2 & 3) != 3) {
       EXPECT_EQ(pair_bits(pair_features_of(bits)), bits);
     }

@@ -284,6 +284,12 @@ TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
       EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
       for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
         EXPECT_NE(v3_backward_request(key).source.find(".dropout = true"), std::string::npos);
+      Problem part = p;
+      part.dropout_places = true;
+      const V3BackwardPlan of_part = plan_v3_backward(part, kH200);
+      EXPECT_NE(v3_backward_request(of_part.main).source.find(".places = true"), std::string::npos);
+      for (const auto key : {&V3BackwardPlan::prepare, &V3BackwardPlan::finish})
+        EXPECT_EQ(v3_backward_request(of_part.*key).source, v3_backward_request(plan.*key).source) << "no matter where the part is";
       Problem capped = p, all = p;
       capped.softcap = 30;
       EXPECT_NE(v3_backward_refusal(capped, kH200).find("softcap with dropout"), std::string::npos);

@@ -391,6 +391,8 @@ TEST(V3ForwardPlanSmall, DropoutHasTilesWithRegistersForIt) {
               EXPECT_NE(source.find(".dropout = true"), std::string::npos);
               EXPECT_NE(source.find("kGroups = " + std::to_string(tile.groups) + ";"), std::string::npos) << "the source is that of the plan's tile";
               EXPECT_EQ(v3_forward_request(without.key).source.find(".dropout = true"), std::string::npos);
+              p.dropout_places = true;
+              EXPECT_NE(v3_forward_request(plan_v3_forward(p, kH200).key).source.find(".places = true"), std::string::npos);
             }
   Problem p = problem_of(DType::kBF16, 128, 128, true);
   p.dropout_below = 1;

@@ -144,8 +144,8 @@ typedef struct fattn_problem {
   fattn_tensor bias;
   fattn_tensor mask; /* the same shape, U8: a query sees the keys where it is not 0 */
   fattn_tensor
-      dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend. (4), in host
-                       memory: then the places of the first row and key in a whole matrix, multiples of 16 and 64, of which this is a part */
+      dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend. (4):
+                       then the places of the first row and key in a whole matrix, multiples of 16 and 64, of which this is a part */
   fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
                          over every dimension of 1; it needs not bias's shape, and is there without bias too */
   fattn_tensor dlse;  /* backward: optional input, the gradient of lse, of lse's shape and dtype, any strides; absent: 0. Not looked at in rows

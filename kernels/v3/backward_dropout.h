@@ -56,8 +56,10 @@ struct KeptBits {
     const HeadOfPhilox head(pairs_of(p.call).dropout_state[0], made.stream);
     // Of the block's queries the lane's 32 upper or lower ones: of query pairs n and n + 1, and those 8 further.
     const int lane = static_cast<int>(own_lane());
-    const unsigned query = core::dropout_query(static_cast<unsigned>(made.row + lane / 16 * 32 + lane % 4 * 2));
-    const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
+    const DropoutPlace<kPairOf<Spec>> place(p.call);
+    const unsigned query = core::dropout_query(static_cast<unsigned>(made.row + lane / 16 * 32 + lane % 4 * 2)) + place.queries();
+    const unsigned block = static_cast<unsigned>(tile.key() / core::kDropoutBlock + maker()) + place.blocks();
+    const unsigned call = block * core::kDropoutCalls + static_cast<unsigned>(lane / 4 % 4);
     unsigned kept[4] = {};
     constexpr int kAtOnce = kPairOf<Spec>.alibi ? 1 : 2;  // more spills there; at once it is 1 to 3 % faster
 #pragma unroll kAtOnce

@@ -39,11 +39,12 @@ struct DropoutBits<Spec, true> {
   // seqlen 4096, over plain attention 1.46 and 1.46 at headdim 64, 1.29 and 1.36 at 128, causal 1.70 and 1.78, 1.29 and 1.33.)
   __device__ __forceinline__ void draw(const AttentionParams& call, int row, int block) {
     const unsigned thread = ptx::opaque(threadIdx.x) % 128;
-    const unsigned query = static_cast<unsigned>(row) / 2 + thread / 4;  // core::dropout_query() of the lane's first row
+    const DropoutPlace<kPairOf<Spec>> place(call);
+    const unsigned query = static_cast<unsigned>(row) / 2 + thread / 4 + place.queries();  // core::dropout_query() of the lane's first row
+    const unsigned first = static_cast<unsigned>(block * kWords) + place.blocks();
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      kept[i] = ptx::opaque(
-          head.kept(query, static_cast<unsigned>((block * kWords + i) * core::kDropoutCalls) + thread % 4, pairs_of(call).dropout_thresholds));
+    for (unsigned i = 0; i < kWords; ++i)
+      kept[i] = ptx::opaque(head.kept(query, (first + i) * core::kDropoutCalls + thread % 4, pairs_of(call).dropout_thresholds));
   }
 
   // Weights of the block as they are stored, the operand of wgmma: those that are dropped become 0.

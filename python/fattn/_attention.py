@@ -95,9 +95,9 @@ def attention(
             has its shape. A row whose keys all have a finite one that is meant to hide (an lse below -2^25) has no gradient, though its o depends on v.
         mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
-        dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend; on the CPU (4): and the
-            places of the first query and key, multiples of 16 and 64, of a part of a matrix. None: from torch's
-            generator of the device, so that `torch.manual_seed` repeats it. Without dropout it is not looked at.
+        dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend; (4): and the places of the
+            first query and key, multiples of 16 and 64, of a part of a matrix. None: from torch's generator of the device, so that
+            `torch.manual_seed` repeats it. Without dropout it is not looked at.
         document_q: (batch, seqlen_q), int32: the id of each query's document. A query sees the keys of its own id only, in addition to all masks; positions stay
             those of the whole sequence. Sorted ids cost least.
         document_k: (batch, seqlen_k), the ids of the keys; None: as document_q.

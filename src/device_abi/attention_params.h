@@ -57,6 +57,7 @@ struct PairFeatures {
   bool sinks = false;      // forward: a logit of each head joins the sum of a row's weights
   bool paged = false;      // forward: keys are in pages (Pages), and each batch entry has a length
   bool fp32_out = false;   // outputs are fp32, of inputs of 16 bits: o, backward dq, dk and dv
+  bool places = false;     // with dropout: dropout_state has the places of the first query and key in the whole matrix
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores
@@ -86,7 +87,7 @@ struct PairParams : FeatureParams {
   int dbias_batch, dbias_heads, dbias_rows;
   int dbias_alone;  // every element of dbias is of one pair
 
-  const unsigned long long* dropout_state;  // seed, offset
+  const unsigned long long* dropout_state;  // seed, offset; with `places` those of the first query and key
   unsigned dropout_below;                   // device_abi/dropout.h
   float dropout_scale;                      // of the weights that stay
   unsigned dropout_thresholds[16];          // dropout_threshold() of each bit: operands, from where they are

@@ -67,9 +67,6 @@ std::string lacks(const Problem& problem, Way way) {
   for (size_t i = 0; i < kOptionCount; ++i)
     if (kFeatures[i].used(problem) && !kFeatures[i].has[static_cast<int>(way)])
       return text(kWayNames[static_cast<int>(way)], " does not compute ", kOptions[i].text, "; what does: ", ways_with(kFeatures[i]));
-  if (problem.dropout_places && way != Way::kReference && way != Way::kCpuV2)
-    return text(kWayNames[static_cast<int>(way)], " does not compute dropout of a part of a matrix (a dropout_state of 4 numbers); what does: ",
-                kWayNames[static_cast<int>(Way::kReference)], "; ", kWayNames[static_cast<int>(Way::kCpuV2)]);
   return "";
 }
 

@@ -39,11 +39,12 @@ def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) 
     seqlen = (given.rows or 910) * distributed.get_world_size() + 1
     nheads_k = given.nheads_k or given.nheads
     problems, failed = [], 0
+    dropout = {"causal": True, "dropout_p": 0.25, "dropout_state": torch.tensor([3, 5], device=device)}
     for method in METHODS:
         if method == "ulysses" and (given.nheads % distributed.get_world_size() or nheads_k % distributed.get_world_size()):
             continue
         for layout in LAYOUTS:
-            for name, options in (("all", {}), ("causal", {"causal": True}), ("window", {"causal": True, "window": (100, 0)})):
+            for name, options in (("all", {}), ("causal", {"causal": True}), ("window", {"causal": True, "window": (100, 0)}), ("dropout", dropout)):
                 errors = largest_error(seqlen, given.nheads, nheads_k, given.headdim, dtype, device, method=method, layout=layout, **options)
                 good = all(error <= TOLERANCE[dtype] for error in errors.values())
                 failed += not good

@@ -24,7 +24,8 @@ def largest_error(seqlen: int, nheads: int, nheads_k: int, headdim: int, dtype: 
     torch.manual_seed(0)
     whole = _leaves((1, seqlen, nheads, headdim), nheads_k, dtype, device)
     dout = torch.randn(1, seqlen, nheads, headdim, device=device).to(dtype)
-    o = attention(*whole, causal=options.get("causal", False), window=options.get("window"))
+    alike = {name: options[name] for name in ("causal", "window", "dropout_p", "dropout_state") if name in options}
+    o = attention(*whole, **alike)
     o.backward(dout)
     layout, group = options.get("layout", "zigzag"), options.get("group")
     mine = [shard(x.detach(), 1, group, layout).requires_grad_() for x in whole]

@@ -24,7 +24,7 @@ class Dropout(NamedTuple):
         return (*options[:FEW_OPTIONS], self.p, *options[FEW_OPTIONS + 1 :])
 
     def state(self, entry: int, row: int, key: int, device: torch.device) -> torch.Tensor:
-        """Of batch entry or packed sequence `entry`, at the place of a whole matrix. GPUs know the matrix from its beginning alone."""
+        """Of batch entry or packed sequence `entry`, at the place of a whole matrix."""
         first = (self.offset + entry * self.nheads + self.head + 2**63) % 2**64 - 2**63
         return torch.tensor([self.seed, first] + ([row, key] if row or key else []), dtype=torch.int64, device=device)
 
@@ -42,8 +42,7 @@ class _Call:
     """A block that begins earlier, where random numbers do: with queries whose results are thrown away, and keys that a mask hides."""
 
     def __init__(self, dropout: Dropout, block: Block, q: torch.Tensor, k: torch.Tensor, scores: Scores) -> None:
-        on_gpu = q.device.type == "cuda"
-        self.rows, self.keys = (block.q_place, block.k_place) if on_gpu else (block.q_place % _ROWS, block.k_place % _KEYS)
+        self.rows, self.keys = block.q_place % _ROWS, block.k_place % _KEYS
         self._dropout, self._first = dropout, block.sequence
         self._place = block.q_place - self.rows, block.k_place - self.keys
         mask = scores.mask

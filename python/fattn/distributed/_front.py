@@ -61,8 +61,7 @@ def ring_attention(
         causal, softmax_scale, window, softcap: as in `fattn.attention`, of positions in the whole sequence.
         alibi_slopes: (nheads) or (batch, nheads), on every rank the same.
         bias, mask: what broadcasts to (batch, nheads, rows of this rank, keys of all ranks), columns in the order of positions. Not with cu_seqlens_q.
-        dropout_p, dropout_state: the state on every rank the same: the weights dropped are those of a call in one process. On GPUs "ulysses" only, or "mixed"
-            with all ranks in one group.
+        dropout_p, dropout_state: the state on every rank the same: the weights dropped are those of a call in one process.
         document_q, document_k: (batch, rows), int32, of this rank's rows (packed: (rows)): as in `fattn.attention`. Give both.
         cu_seqlens_q, cu_seqlens_k: of packed sequences, where each begins among the positions of all ranks, on every rank the same; numbers, or a tensor (one
             on a GPU is waited for). Ranks may cut sequences anywhere. cu_seqlens_k None: as cu_seqlens_q.

@@ -188,12 +188,9 @@ def _degree(ranks: Ranks, given: Given) -> int:
     return degree
 
 
-def _dropout(ranks: Ranks, given: Given, heads: Heads | None, rings: int) -> Dropout | None:
+def _dropout(given: Given, heads: Heads | None) -> Dropout | None:
     if not given.dropout_p:
         return None
-    if given.tensors.q.device.type == "cuda" and rings > 1:
-        raise NotImplementedError(f"dropout_p is {given.dropout_p} and method {given.method!r} on a GPU, whose kernels know no random numbers of a part of a matrix. Give "
-                                  "method=\"ulysses\", whose ranks see whole sequences, or dropout_p=0")
     seed, offset = given.dropout_state.tolist()
     return Dropout(given.dropout_p, seed, offset, given.tensors.q.shape[2], 0 if heads is None else heads.mine.start)
 
@@ -208,7 +205,7 @@ def call_of(ranks: Ranks, given: Given, lengths: tuple[int, int], timeout: float
         first = ranks.rank // degree * degree
         heads = Heads(Part(ranks, tuple(range(first, first + degree))), given.layout, lengths, t.q.shape[2], timeout, t.q.device)
         ring = Part(ranks, tuple(range(ranks.rank % degree, ranks.count, degree)))
-    dropout = _dropout(ranks, given, heads, rings)
+    dropout = _dropout(given, heads)
     problem = Problem(rings, given.layout, *lengths, given.causal, given.window, given.cu_seqlens_q, given.cu_seqlens_k, given.method == "all_gather",
                       t.slopes is not None, t.bias is not None or t.mask is not None or dropout is not None)
     schedule = schedule_of(problem, ring.rank)

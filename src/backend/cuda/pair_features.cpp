@@ -17,18 +17,19 @@ PairFeatures pair_features(const Problem& problem) {
   pair.sinks = problem.has_sinks && !problem.backward;
   pair.paged = problem.paged;
   pair.fp32_out = problem.fp32_out;
+  pair.places = problem.dropout_places && pair.dropout;
   return pair;
 }
 
 int32_t pair_bits(const PairFeatures& pair) {
   return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0) |
          (pair.packed ? 128 : 0) | (pair.documents ? 256 : 0) | (pair.dlse ? 512 : 0) | (pair.sinks ? 1024 : 0) | (pair.paged ? 2048 : 0) |
-         (pair.fp32_out ? 4096 : 0);
+         (pair.fp32_out ? 4096 : 0) | (pair.places ? 8192 : 0);
 }
 
 PairFeatures pair_features_of(int32_t bits) {
-  return {(bits & 1) != 0,   (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0,   (bits & 32) != 0,   (bits & 64) != 0,
-          (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0, (bits & 1024) != 0, (bits & 2048) != 0, (bits & 4096) != 0};
+  return {(bits & 1) != 0,   (bits & 2) != 0,   bits >> 2 & 3,      (bits & 16) != 0,   (bits & 32) != 0,   (bits & 64) != 0,  (bits & 128) != 0,
+          (bits & 256) != 0, (bits & 512) != 0, (bits & 1024) != 0, (bits & 2048) != 0, (bits & 4096) != 0, (bits & 8192) != 0};
 }
 
 std::string pair_line(int32_t bits) {
@@ -38,7 +39,8 @@ std::string pair_line(int32_t bits) {
   return text("  static constexpr fattn::PairFeatures kPair = {.lengths = ", flag(pair.lengths), ", .alibi = ", flag(pair.alibi),
               ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias),
               pair.packed ? ", .packed = true" : "", pair.documents ? ", .documents = true" : "", pair.dlse ? ", .dlse = true" : "",
-              pair.sinks ? ", .sinks = true" : "", pair.paged ? ", .paged = true" : "", pair.fp32_out ? ", .fp32_out = true" : "", "};\n");
+              pair.sinks ? ", .sinks = true" : "", pair.paged ? ", .paged = true" : "", pair.fp32_out ? ", .fp32_out = true" : "",
+              pair.places ? ", .places = true" : "", "};\n");
 }
 
 std::string names_of_pair(int32_t bits) {
@@ -48,7 +50,7 @@ std::string names_of_pair(int32_t bits) {
   if (pair.alibi) names += ", ALiBi";
   if (pair.bias != 0) names += pair.bias == 2 ? ", fp32 bias" : ", bias";
   if (pair.mask) names += ", mask";
-  if (pair.dropout) names += ", dropout";
+  if (pair.dropout) names += pair.places ? ", dropout of a part" : ", dropout";
   if (pair.dbias) names += ", dbias";
   if (pair.packed) names += ", packed";
   if (pair.documents) names += ", documents";

@@ -40,6 +40,7 @@ uint32_t traits_of(const PairFeatures& pair) {
   add(pair.sinks, with::kSinks);
   add(pair.paged, with::kPages);
   add(pair.fp32_out, with::kFp32Out);
+  add(pair.places, with::kPlaces);
   return has;
 }
 

@@ -32,6 +32,7 @@ inline constexpr uint32_t kSinks = 1 << 12;
 inline constexpr uint32_t kPages = 1 << 13;
 inline constexpr uint32_t kDeterministic = 1 << 14;
 inline constexpr uint32_t kFp32Out = 1 << 15;
+inline constexpr uint32_t kPlaces = 1 << 16;  // beside kDropout
 inline constexpr uint32_t kHides = kBias | kMask | kDocuments;
 inline constexpr uint32_t kHeavy = kHides | kAlibi | kDropout | kDbias;
 }  // namespace with

@@ -269,6 +269,9 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
+  PairFeatures of_finish = pair;  // where a part of a matrix is, is nothing to it
+  of_finish.places = false;
+  plan.finish.pair = pair_bits(of_finish);
   if (key.mask == V3Mask::kFull && !pair.packed && !pair.hides()) {  // calls without a mask have one kernel
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;

@@ -213,7 +213,7 @@ command.makes_group = True
 def test_check_and_bench():
     (code, printed), (other_code, nothing) = run_ranks(2, command, "check", "--rows", "40")
     record = json.loads(printed)
-    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 24
+    assert code == other_code == 0 and nothing == "" and record["failed"] == 0 and len(record["problems"]) == 32
     # Relative to the largest: q k, dout v, dout o; over the keys, over the queries of two heads, over the parts.
     allowed = reordered("float32", 16, 16, 16, 40, 2 * 40, 4)["rtol"]
     assert all(0 <= error <= allowed for problem in record["problems"] for error in problem["errors"].values())
