@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Ring attention on several GPUs beside one: `torchrun -m fattn.distributed bench` for a list of shapes, with the package installed.
+"""Ring attention on several GPUs beside one, as `torchrun -m fattn.distributed bench` measures it, for a list of shapes; with the package installed.
 
     tools/bench_ring.py --ranks 2 --json docs/results/h200-ring.json
 
-Every shape is checked against one rank first. A share is the rate of each rank as a part of what one rank alone has with as many rows."""
+Every method is checked against one rank first. A share is the rate of each rank as a part of what one rank alone has with as many rows."""
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -13,22 +14,44 @@ import sys
 import compact_records
 
 SHAPES = {
-    "32K a rank, 16 heads": ["--rows", "32768", "--nheads", "16"],
-    "8K a rank, 32 / 8 heads": ["--rows", "8192", "--nheads", "32", "--nheads-k", "8"],
-    "8K a rank, 32 / 8 heads, gathered": ["--rows", "8192", "--nheads", "32", "--nheads-k", "8", "--method", "all_gather"],
-    "8K a rank, 32 / 8 heads, ulysses": ["--rows", "8192", "--nheads", "32", "--nheads-k", "8", "--method", "ulysses"],
+    "32K a rank, 16 heads": {"rows": 32768, "nheads": 16},
+    "8K a rank, 32 / 8 heads": {"rows": 8192, "nheads": 32, "nheads_k": 8},
+    "8K a rank, 32 / 8 heads, unchecked": {"rows": 8192, "nheads": 32, "nheads_k": 8, "check": False},
+    "8K a rank, 32 / 8 heads, gathered": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "all_gather"},
+    "8K a rank, 32 / 8 heads, ulysses": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "ulysses"},
+    "a million rows, 8 heads": {"rows": 2**19, "nheads": 8},
 }
-ON_CPU = {"512 a rank, 4 / 2 heads": ["--rows", "512", "--nheads", "4", "--nheads-k", "2"]}
+ON_CPU = {"512 a rank, 4 / 2 heads": {"rows": 512, "nheads": 4, "nheads_k": 2}}
+HEADDIM = 128
 
 
-def bench(args: argparse.Namespace, shape: list[str]) -> dict:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks), "-m", "fattn.distributed", "bench", "--device", args.device,
-               "--headdim", "128", "--seconds", str(args.seconds), *shape, *(["--no-check"] if args.no_check else [])]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    records = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not records:
-        sys.exit(f"{' '.join(command)}: {done.stdout[-2000:]} {done.stderr.strip()[-2000:]}")
-    return json.loads(records[-1])
+def as_rank(args: argparse.Namespace) -> int:
+    """One of the ranks: checks every method once, times the shapes; rank 0 prints a line of JSON each."""
+    import torch
+    import torch.distributed as distributed
+    from fattn.distributed._bench import TOLERANCE, bench, largest_error
+
+    cuda = args.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    shapes = SHAPES if cuda else ON_CPU
+    for method in dict.fromkeys(shape.get("method", "ring") for shape in shapes.values()):
+        errors = largest_error(910 * distributed.get_world_size() + 1, 8, 8, HEADDIM, dtype, device, method=method, causal=True)
+        if not all(error <= TOLERANCE[dtype] for error in errors.values()):
+            print(f"method {method} is wrong: {errors}", file=sys.stderr)
+            return 1
+    for name, shape in shapes.items():
+        options = {"method": "ring", "check": True} | shape
+        record = bench(options["rows"], options["nheads"], options.get("nheads_k", options["nheads"]), HEADDIM, dtype, device, True, options["method"], "zigzag",
+                       options["check"], args.seconds)
+        if distributed.get_rank() == 0:
+            print(json.dumps({"name": name} | record), flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return 0
 
 
 def main() -> int:
@@ -36,18 +59,24 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
+    if "RANK" in os.environ:
+        return as_rank(args)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks), __file__, "--device", args.device,
+               "--seconds", str(args.seconds)]
     rows = []
-    for name, shape in (SHAPES if args.device == "cuda" else ON_CPU).items():
-        record = bench(args, shape)
-        rows.append({"name": name} | record)
-        print(f"{name}: " + ", ".join(f"{part} {record[part]['tflops_a_rank']:.3g} TFLOP/s a rank, {100 * record[part]['share']:.1f} % of {record[part]['tflops_alone']:.3g}"
-                                      for part in ("forward", "forward_backward")), flush=True)
-    if args.json:
-        compact_records.write(args.json, {"fattn_ring": 1, "ranks": args.ranks, "rows": rows})
-    return 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ranks:
+        for line in ranks.stdout:
+            if not line.startswith("{"):
+                continue
+            record = json.loads(line)
+            rows.append(record)
+            print(f"{record['name']}: " + ", ".join(f"{part} {record[part]['tflops_a_rank']:.3g} TFLOP/s a rank, {100 * record[part]['share']:.1f} % of {record[part]['tflops_alone']:.3g}"
+                                                    for part in ("forward", "forward_backward")), flush=True)
+            if args.json:  # what is measured is kept, whatever comes after
+                compact_records.write(args.json, {"fattn_ring": 1, "ranks": args.ranks, "rows": rows})
+    return ranks.returncode
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fattn.distributed", description=__doc__)
     parser.add_argument("command", choices=("check", "bench"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", type=int, help="positions that each rank holds (bench: 32768 on a GPU, 1024 on the CPU; check: 910)")
+    parser.add_argument("--rows", type=int, nargs="+", help="positions that each rank holds (bench: 32768 on a GPU, 1024 on the CPU, or several numbers, a record each; "
+                        "check: 910)")
     parser.add_argument("--nheads", type=int, default=8)
     parser.add_argument("--nheads-k", type=int, help="as many as --nheads unless given")
     parser.add_argument("--headdim", type=int, default=128)
@@ -31,12 +32,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-causal", action="store_true")
     parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.rows is not None and (min(given.rows) < 1 or (given.command == "check" and len(given.rows) > 1)):
+        parser.error(f"--rows is {' '.join(map(str, given.rows))}; allowed: numbers of at least 1, of check one")
+    return given
 
 
 def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) -> dict:
     """All methods and layouts, at a length that ranks do not divide."""
-    seqlen = (given.rows or 910) * distributed.get_world_size() + 1
+    seqlen = (given.rows[0] if given.rows and given.command == "check" else 910) * distributed.get_world_size() + 1
     nheads_k = given.nheads_k or given.nheads
     problems, failed = [], 0
     dropout = {"causal": True, "dropout_p": 0.25, "dropout_state": torch.tensor([3, 5], device=device)}
@@ -66,17 +70,19 @@ def main() -> int:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     dtype = DTYPES[given.dtype or ("bf16" if device.type == "cuda" else "fp32")]
-    record = _check(given, dtype, device)
-    if given.command == "bench" and not record["failed"]:
-        rows = given.rows or (32768 if device.type == "cuda" else 1024)
-        record = {"command": "bench", "checked": len(record["problems"])} | bench(
-            rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout, not given.no_check,
-            given.seconds, given.ulysses_degree)
-    if distributed.get_rank() == 0:
-        print(json.dumps(record), flush=True)
+    records = [_check(given, dtype, device)]
+    failed = records[0]["failed"]
+    if given.command == "bench" and not failed:
+        checked = {"command": "bench", "checked": len(records[0]["problems"])}
+        records = (checked | bench(rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout,
+                                   not given.no_check, given.seconds, given.ulysses_degree)
+                   for rows in given.rows or [32768 if device.type == "cuda" else 1024])
+    for record in records:
+        if distributed.get_rank() == 0:
+            print(json.dumps(record), flush=True)
     distributed.barrier()
     distributed.destroy_process_group()
-    return 1 if record.get("failed") else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import torch.distributed as distributed
 
 from .._attention import attention
 from ._front import ring_attention
+from ._ranks import ranks_of
 from ._shard import shard
+from ._transfer import Transfer
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -64,9 +66,24 @@ def _slowest(times: list[float], device: torch.device) -> float:
     return statistics.median(every.tolist())
 
 
+def _transfer_seconds(k: torch.Tensor, v: torch.Tensor, device: torch.device, seconds: float) -> float:
+    """Of one hop alone: k and v to the next rank, and those of the one before."""
+    ranks = ranks_of(None)
+    received = [torch.empty_like(k), torch.empty_like(v)]
+
+    def hop() -> None:
+        ranks.begin()
+        Transfer(ranks, 60.0, (ranks.rank + 1) % ranks.count, [k.detach(), v.detach()], (ranks.rank - 1) % ranks.count, received, ranks.tag()).wait()
+
+    return _slowest(_seconds(hop, device, seconds), device)
+
+
 def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str, check: bool,
           seconds: float, ulysses_degree: int | None = None) -> dict[str, Any]:
-    """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other."""
+    """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other; beside it what the
+    agreement of a call and the transfer of a hop take by themselves."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     n = distributed.get_world_size()
     options = {"causal": causal, "method": method, "layout": layout, "check": check} | ({} if check else {"seqlen_q": n * rows}) | {"ulysses_degree": ulysses_degree}
     mine = _leaves((1, rows, nheads, headdim), nheads_k, dtype, device)
@@ -91,4 +108,6 @@ def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtyp
         record[name]["share"] = record[name]["tflops_a_rank"] / record[name]["tflops_alone"]
     if device.type == "cuda":
         record["peak_bytes"] = torch.cuda.max_memory_allocated()
+    record["exchange_seconds"] = _slowest(_seconds(lambda: ranks_of(None).exchange({"bench": rows}, 60.0), device, seconds / 4), device)
+    record["transfer_seconds"] = _transfer_seconds(mine[1], mine[2], device, seconds / 4)
     return record

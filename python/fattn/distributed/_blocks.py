@@ -66,19 +66,22 @@ def merge_into(o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_par
     lse.copy_(torch.logaddexp(lse, lse_part))
 
 
-def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> None:
-    """Computes a block and merges it into o and lse of all rows."""
+def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes a block and merges it into o and lse of all rows, which it returns: the block's own where they are None, that is where it is the first and has all rows."""
     rows, keys = slice(block.q_row, block.q_row + block.q_rows), slice(block.k_row, block.k_row + block.k_rows)
     scores = inputs.scores_of(block, None if document_k is None else document_k[:, keys])
     given = q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block.window), scores
     o_part, lse_part = compute_forward(*given) if inputs.dropout is None else _dropout.forward(inputs.dropout, block, *given)
     terms = inputs.row_terms(block)
     if terms is not None:
-        lse_part = (lse_part - terms).to(lse.dtype)
+        lse_part = (lse_part - terms).double()
+    if o is None:
+        return o_part.to(accumulator(q.dtype)), lse_part.double()
     if block.merges:
         merge_into(o[:, rows], lse[:, :, rows], o_part, lse_part)
     else:
         o[:, rows], lse[:, :, rows] = o_part, lse_part
+    return o, lse
 
 
 def sums_like(x: torch.Tensor, written: bool) -> torch.Tensor:

@@ -98,15 +98,17 @@ def _key_documents(keys: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     q, kind = tensors.q, accumulator(tensors.q.dtype)
     batch, rows, nheads, _ = q.shape
-    o = q.new_empty((batch, rows, nheads, tensors.v.shape[3]), dtype=kind)
-    lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=torch.float64)
-    if not plan.schedule.writes_all_queries():
-        o.zero_()
+    o = lse = None
+    if not plan.schedule.begins_with_all_queries():
+        o = q.new_empty((batch, rows, nheads, tensors.v.shape[3]), dtype=kind)
+        lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=torch.float64)
+        if not plan.schedule.writes_all_queries():
+            o.zero_()
     inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout)
     for hop, keys in _Keys(plan, tensors, _tag(plan.ranks)).hops():
         k, v, document_k = _key_documents(keys)
         for block in hop.blocks:
-            add_block(inputs, block, q, k, v, document_k, o, lse)
+            o, lse = add_block(inputs, block, q, k, v, document_k, o, lse)
         for group in hop.groups:
             add_group(inputs, group, q, k, v, document_k, o, lse)
     if tensors.sinks is not None:

@@ -58,6 +58,11 @@ class Schedule(NamedTuple):
         """Blocks that need nothing from an earlier one write every row."""
         return not any(hop.groups for hop in self.hops) and sum(b.q_rows for hop in self.hops for b in hop.blocks if not b.merges) == self.rows_q
 
+    def begins_with_all_queries(self) -> bool:
+        """The first block has every row, so that its results are the sums to merge others into."""
+        first = next((block for hop in self.hops for block in hop.blocks), None)
+        return first is not None and not any(hop.groups for hop in self.hops) and first.q_rows == self.rows_q
+
 
 class Problem(NamedTuple):
     """What a schedule follows from, but the rank."""

@@ -217,8 +217,11 @@ def test_check_and_bench():
     # Relative to the largest: q k, dout v, dout o; over the keys, over the queries of two heads, over the parts.
     allowed = reordered("float32", 16, 16, 16, 40, 2 * 40, 4)["rtol"]
     assert all(0 <= error <= allowed for problem in record["problems"] for error in problem["errors"].values())
-    record = json.loads(run_ranks(2, command, "bench", "--rows", "64")[0][1])
-    assert record["ranks"] == 2 and all(0 < record[name]["tflops_a_rank"] and 0 < record[name]["share"] for name in ("forward", "forward_backward"))
+    records = [json.loads(line) for line in run_ranks(2, command, "bench", "--rows", "64", "32")[0][1].splitlines()]
+    assert [record["rows"] for record in records] == [64, 32]
+    for record in records:
+        assert record["ranks"] == 2 and all(0 < record[name]["tflops_a_rank"] and 0 < record[name]["share"] for name in ("forward", "forward_backward"))
+        assert 0 < record["exchange_seconds"] < 1 and 0 < record["transfer_seconds"] < 1
 
 
 def losses(rank: int, loop: str) -> list[float]:
