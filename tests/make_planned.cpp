@@ -300,9 +300,9 @@ void add_sinks(List& list, int arch, Which which) {
   list.add(cuda::sinks_gradient_request({.kind = cuda::KernelKind::kSinksGradientSum, .arch = arch, .dtype = static_cast<int32_t>(DType::kF32)}), 255,
            which);
 }
-// Merge and rotary embeddings: packs have all.
+// Merge, rotary embeddings and append: packs have all.
 void add_rows(List& list, int arch) {
-  for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary})
+  for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary, cuda::KernelKind::kAppend})
     for (const int unit : {4, 1})
       list.add(rows::cuda::rows_request({.kind = kind, .arch = arch, .unit = unit}), 64, unit == 4 ? Which::kCommon : Which::kPacked);
 }
