@@ -247,13 +247,15 @@ TEST(AppendSmall, NumbersOutOfRangeAreRefusedInWords) {
       "no error");
   Append packed = good;
   packed.k = RowTensor(DType::kF16, {6, 2, 8}), packed.v = RowTensor(DType::kF16, {6, 2, 6});
-  for (const auto& [first, part] : {std::pair{std::vector<int64_t>{0, 4, 6}, std::string("no error")},
-                                    {{1, 4, 6}, "cu_seqlens_new[0] is 1; it must be 0"},
-                                    {{0, 4, 3}, "cu_seqlens_new[2] is 3; allowed: 4, where its sequence begins, to 6, the rows of k"},
-                                    {{0, 4, 7}, "cu_seqlens_new[2] is 7; allowed: 4"},
-                                    {{0, 4}, "k_cache has 2 entries and there are 1 sequences"}})
+  const auto lists = [&](const std::vector<int64_t>& first, const std::string& part) {
     refused(
         packed, [&](Append& a) { a.cu_seqlens_new = list(DType::kI32, first), a.q = a.q_out = {}; }, part);
+  };
+  lists({0, 4, 6}, "no error");
+  lists({1, 4, 6}, "cu_seqlens_new[0] is 1; it must be 0");
+  lists({0, 4, 3}, "cu_seqlens_new[2] is 3; allowed: 4, where its sequence begins, to 6, the rows of k");
+  lists({0, 4, 7}, "cu_seqlens_new[2] is 7; allowed: 4");
+  lists({0, 4}, "k_cache has 2 entries and there are 1 sequences");
   Append paged = good;
   paged.k_cache = RowTensor(DType::kF16, {5, 4, 2, 8}), paged.v_cache = RowTensor(DType::kF16, {5, 4, 2, 6});
   paged.cache_seqlens = list(DType::kI32, {3, 1});
