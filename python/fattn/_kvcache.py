@@ -165,11 +165,12 @@ def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tenso
         if not 0 < caches[0].shape[1] == caches[1].shape[1]:
             raise ValueError(f"k_cache has pages of {caches[0].shape[1]} keys and v_cache of {caches[1].shape[1]}; they must have the same, at least 1")
         with torch.no_grad():
-            _require_own_memory(*caches)
-            if at_once:
+            if at_once:  # which looks at the memory of its outputs itself
                 pages = min(len(x) for x in caches)
-                q, cache_seqlens = _turn_and_append(q, [x[:pages] for x in caches], new, cache_seqlens, table, angles, is_bhsd(layout))
+                own = [x if len(x) == pages else x[:pages] for x in caches]
+                q, cache_seqlens = _turn_and_append(q, own, new, cache_seqlens, table, angles, is_bhsd(layout))
             else:
+                _require_own_memory(*caches)
                 _append_to_pages(caches, new, cache_seqlens, table)
                 cache_seqlens = (cache_seqlens + new[0].shape[1]).to(torch.int32)
     k_cache, v_cache = (x.transpose(1, 2) for x in caches) if is_bhsd(layout) else caches
@@ -276,12 +277,13 @@ def with_kvcache(
             if x.dtype != q.dtype:
                 raise ValueError(f"{name} is {x.dtype} but q is {q.dtype}; all tensors of a call share one dtype. Convert q, or keep the caches in its dtype")
     with torch.no_grad():
-        if seqlen_new:
-            _require_own_memory(*caches)
         used = None
-        if at_once:
-            q, used = _turn_and_append(q, [x[:, :longest] for x in caches], new, cache_seqlens, None, angles, bhsd)
+        if at_once:  # which looks at the memory of its outputs itself
+            if caches[0].shape[1] != caches[1].shape[1]:
+                caches = [x[:, :longest] for x in caches]
+            q, used = _turn_and_append(q, caches, new, cache_seqlens, None, angles, bhsd)
         elif seqlen_new:
+            _require_own_memory(*caches)
             _append(caches, new, cache_seqlens)
         if isinstance(cache_seqlens, int):
             end = cache_seqlens + seqlen_new

@@ -144,7 +144,7 @@ def test_new_keys_that_have_no_place():
         call(table.tolist())
     with pytest.raises(ValueError, match="block_table is a tensor of torch.int64 with the shape"):
         call(table[:2])
-    with pytest.raises(ValueError, match="reaches one element by two indices"):
+    with pytest.raises(ValueError, match="k_cache is an output whose strides reach one element by two indices"):
         call(pages=[p[:1].expand(42, 16, 2, 64) for p in pages])
 
 
