@@ -64,6 +64,22 @@ static int rotary_is_right(void) {
   return x[0] == 0.0f && x[1] == 1.0f;
 }
 
+/* A key goes behind the one that is there. */
+static int append_is_right(void) {
+  float key[2] = {3.0f, 4.0f}, cache[4] = {1.0f, 2.0f, 0.0f, 0.0f}, values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  fattn_append_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION, .cache_seqlen = 1};
+  p.k = p.v = tensor(key, 1, 2);
+  p.k_cache = tensor(cache, 2, 2);
+  p.v_cache = tensor(values, 2, 2);
+  if (fattn_append(&p) != FATTN_OK) {
+    printf("%s\n", fattn_last_error());
+    return 0;
+  }
+  if (!(cache[0] == 1.0f && cache[2] == 3.0f && values[3] == 4.0f))
+    printf("the cache is (%.9g, %.9g), expected (1, 3)\n", (double)cache[0], (double)cache[2]);
+  return cache[0] == 1.0f && cache[2] == 3.0f && values[3] == 4.0f;
+}
+
 int main(void) {
   /* Two keys with the scores 0 and log(3) weigh 1/4 and 3/4. */
   float q[1] = {1.0f}, k[2] = {0.0f, 1.0986123f}, v[2] = {4.0f, 8.0f}, o[1] = {0.0f}, lse[1] = {0.0f};
@@ -84,7 +100,7 @@ int main(void) {
     printf("o is %.9g, expected 7; lse is %.9g, expected log(4)\n", (double)o[0], (double)lse[0]);
     return 1;
   }
-  if (!merge_is_right() || !rotary_is_right()) return 1;
+  if (!merge_is_right() || !rotary_is_right() || !append_is_right()) return 1;
   p.struct_size = 8;
   return fattn_execute(&p) == FATTN_ERROR_ABI ? 0 : 1;
 }

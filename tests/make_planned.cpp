@@ -349,9 +349,9 @@ void add_v3_parts(List& list) {
     }
 }
 
-// Merge and rotary embeddings: packs have all.
+// Merge, rotary embeddings and append: packs have all.
 void add_rows(List& list, int arch) {
-  for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary})
+  for (const auto kind : {cuda::KernelKind::kMerge, cuda::KernelKind::kMergeBackward, cuda::KernelKind::kRotary, cuda::KernelKind::kAppend})
     for (const int unit : {4, 1})
       list.add(rows::cuda::rows_request({.kind = kind, .arch = arch, .unit = unit}), 64, unit == 4 ? Which::kCommon : Which::kPacked);
 }

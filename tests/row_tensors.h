@@ -80,6 +80,7 @@ class RowTensor {
     c.memory_ = std::make_shared<std::vector<char>>(*memory_);
     return c;
   }
+  bool same_memory(const RowTensor& other) const { return memory_ == other.memory_; }
   bool same_bits(const RowTensor& other) const { return *memory_ == *other.memory_; }
   // Whether bytes outside of the elements are as they were.
   bool intact() const {

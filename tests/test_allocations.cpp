@@ -100,9 +100,9 @@ TEST(AllocationsSmall, ExecutingMakesNone) {
         }
 }
 
-TEST(AllocationsSmall, MergeAndRotaryMakeNone) {
+TEST(AllocationsSmall, MergeRotaryAndAppendMakeNone) {
   constexpr int64_t kBatch = 2, kSeqlen = 300, kHeads = 4, kHeaddim = 64, kSize = kBatch * kSeqlen * kHeads * kHeaddim;
-  const Aligned memory(12 * kSize * sizeof(float));
+  const Aligned memory(14 * kSize * sizeof(float));
   int64_t next = 0;
   const auto tensor = [&](DType dtype) {
     return Tensor(memory.data + kSize * static_cast<int64_t>(sizeof(float)) * next++, dtype, {kBatch, kSeqlen, kHeads, kHeaddim});
@@ -112,13 +112,24 @@ TEST(AllocationsSmall, MergeAndRotaryMakeNone) {
   const MergePart inputs[] = {{parts[0].o, parts[0].lse, {}, {}}, {parts[1].o, parts[1].lse, {}, {}}};
   const Tensor o = tensor(DType::kF16), all = lse();
   const Tensor angles(memory.data, DType::kF32, {kSeqlen, kHeaddim / 2});
+  const Tensor cache = tensor(DType::kBF16), other_cache = tensor(DType::kF32);
+  const auto pages = [](const Tensor& t) { return Tensor(t.data(), t.dtype(), {kBatch * 30, 10, kHeads, kHeaddim}); };
+  int32_t table[kBatch * 30], lengths[kBatch] = {};
+  for (int32_t i = 0; i < kBatch * 30; ++i) table[i] = kBatch * 30 - 1 - i;
   for (const int threads : {1, 3}) {
+    AppendOptions step;
+    step.num_threads = threads;
+    step.block_table = Tensor(table, DType::kI32, {kBatch, 30});
+    step.cache_seqlens = Tensor(lengths, DType::kI32, {kBatch});
+    step.cos = step.sin = angles;
+    step.q = step.q_out = o;
     RotaryOptions options;
     options.num_threads = threads;
     const auto call = [&] {
       merge(inputs, 2, o, all, options);
       merge_backward(parts, 2, o, {}, options);
       rotary(parts[1].o, angles, angles, parts[0].dout, options);
+      append(parts[0].dout, parts[1].o, pages(cache), pages(other_cache), step);
     };
     call();
     const int64_t before = allocations;

@@ -251,7 +251,7 @@ TEST_F(CudaRows, RefusedInWords) {
 // They are among those that packs have, and are told no more than a kernel may be.
 TEST_F(CudaRows, RequestsNameTheirHeaders) {
   using core::cuda::KernelKind;
-  for (const KernelKind kind : {KernelKind::kMerge, KernelKind::kMergeBackward, KernelKind::kRotary}) {
+  for (const KernelKind kind : {KernelKind::kMerge, KernelKind::kMergeBackward, KernelKind::kRotary, KernelKind::kAppend}) {
     const core::jit::Request request = core::rows::cuda::rows_request({.kind = kind, .arch = 90, .unit = 1});
     EXPECT_NE(request.source.find("#include \"kernels/rows/"), std::string::npos);
     EXPECT_NE(request.source.find("static constexpr int kUnit = 1;"), std::string::npos);

@@ -1,11 +1,11 @@
-// Merge and rotary embeddings on a GPU: problems of any kind against the reference in float64.
+// Merge, rotary embeddings and append on a GPU: problems of any kind against float64.
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "append_problems.h"
 #include "gpu_fixture.h"
-#include "row_problems.h"
 
 namespace fattn {
 namespace {
@@ -82,6 +82,49 @@ TEST_F(RowsOnGpu, TurnsAsTheReferenceInFloat64) {
     expect_close(in_place, wide.y, 3, "in place, seed " + std::to_string(seed));
     if (HasFatalFailure()) return;
   }
+}
+
+TEST_F(RowsOnGpu, AppendsAsPlainIndexing) {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const Append a = random_append(seed), expected = a.wide();
+    append_by_indexing(expected);
+    DeviceTensors device;
+    a.run([&](const RowTensor& t) { return device.put(t); });
+    device.fetch();
+    expect_appended(a, expected, "seed " + std::to_string(seed));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Lengths that a graph's launches change: what is appended goes behind what was.
+TEST_F(RowsOnGpu, StepsOfAGraphAppend) {
+  const RowTensor k(DType::kBF16, {2, 1, 2, 64}), v(DType::kBF16, {2, 1, 2, 64}), k_cache(DType::kBF16, {4, 16, 2, 64}),
+      v_cache(DType::kBF16, {4, 16, 2, 64}), table(DType::kI32, {2, 2}), lengths = list(DType::kI32, {14, 3}), used = list(DType::kI32, {0, 0});
+  k.fill_normal(1, 1), v.fill_normal(1, 2);
+  table.fill([](int64_t i) { return static_cast<double>(3 - i); });
+  DeviceTensors device;
+  const cuda::Stream stream(0);
+  AppendOptions step;
+  step.stream = stream.get();
+  step.block_table = device.put(table);
+  step.cache_seqlens = device.put(lengths);
+  step.seqused_k = device.put(used);
+  const Tensor k_there = device.put(k), v_there = device.put(v), to_k = device.put(k_cache), to_v = device.put(v_cache);
+  append(k_there, v_there, to_k, to_v, step);
+  stream.synchronize();
+  const cuda::Graph graph(stream, [&] {
+    append(k_there, v_there, to_k, to_v, step);
+    check(fattn_cuda_copy_async(0, FATTN_COPY_ON_DEVICE, step.cache_seqlens.data(), step.seqused_k.data(), 8, stream.get()));
+  });
+  for (int i = 0; i < 3; ++i) graph.launch(stream.get());
+  stream.synchronize();
+  device.fetch();
+  EXPECT_EQ(used.at(0), 17);
+  EXPECT_EQ(used.at(1), 6);
+  for (const int64_t row : {3 * 16 + 14, 3 * 16 + 15, 2 * 16 + 0})
+    for (int64_t i = 0; i < 128; ++i) EXPECT_EQ(k_cache.at(row * 128 + i), k.at(i));
+  for (int64_t row = 16 + 3; row < 16 + 6; ++row)
+    for (int64_t i = 0; i < 128; ++i) EXPECT_EQ(v_cache.at(row * 128 + i), v.at(128 + i));
 }
 
 TEST_F(RowsOnGpu, ACallMayBeCaptured) {

@@ -14,7 +14,7 @@ _SHAPE = {
 _PACKED = (YES, "views, no copy")
 _CACHES = {
     "k_cache, v_cache": (YES, "new keys and values are written in place; no gradient, as upstream"),
-    "rotary_cos, rotary_sin": (YES, "by operations of torch, at the positions that upstream's documentation says; `k` and `v` are needed, as there"),
+    "rotary_cos, rotary_sin": (YES, "in the launch that writes the new keys, at the positions that upstream's documentation says; `k` and `v` are needed, as there"),
     "rotary_interleaved": (YES, ""),
     "cache_seqlens": (YES, "a number or a tensor"),
     "cache_batch_idx": (YES, "without a copy where the cache's batch and rows are one dimension in memory"),

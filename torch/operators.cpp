@@ -1,4 +1,4 @@
-// The operators torch.ops.fattn.forward and backward, on torch's stable interface: one binary for torch 2.10 and every later one. They know
+// The operators torch.ops.fattn.forward, backward and append, on torch's stable interface: one binary for torch 2.10 and every later one. They know
 // no autograd; python/fattn has that, the fakes and the front. Layout and meaning of every tensor: include/fattn/fattn.h.
 #include <exception>
 #include <new>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fattn/fattn.hpp"
+#include "torch/append.h"
 #include "torch/plans.h"
 #include "torch/scores.h"
 #include "torch/stack.h"
@@ -283,6 +284,7 @@ class Registration {
     define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptionsSchema + kScoresSchema + ") -> ()");
     define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " +
            kOptionsSchema + kScoresSchema + dlse + ") -> ()");
+    define(kAppendSchema);
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }
@@ -308,6 +310,7 @@ class Registration {
     implementation("backward_varlen_with_more", boxed<backward<Takes::kPacked, true>>);
     implementation("forward_out", boxed<forward_out>);
     implementation("backward_out", boxed<backward_out>);
+    implementation("append", boxed<append<current_stream>>);
   }
 
   TorchLibraryHandle schemas_ = nullptr, cpu_ = nullptr, cuda_ = nullptr;

@@ -86,8 +86,17 @@ enum {
   FATTN_CHECK_NONE = 1, /* nothing */
   FATTN_CHECK_SYNC = 2  /* a call waits for its stream, looks at them, and is an error before anything is computed; refused in a capture */
 };
-/* What is out of range, as fattn_problem's `status` says. */
-enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3, FATTN_LIST_BLOCK_TABLE = 4 };
+/* What is out of range, as fattn_problem's `status` says; the last two, and cu_seqlens_new and cache_seqlens by the names of what attention has in
+   their place, fattn_append_problem's alone. */
+enum {
+  FATTN_LISTS_GOOD = 0,
+  FATTN_LIST_CU_SEQLENS_Q = 1,
+  FATTN_LIST_CU_SEQLENS_K = 2,
+  FATTN_LIST_SEQUSED_K = 3,
+  FATTN_LIST_BLOCK_TABLE = 4,
+  FATTN_LIST_CACHE_BATCH_IDX = 5,
+  FATTN_LIST_POSITIONS = 6
+};
 
 /* A view of a tensor of at most 4 dimensions. The library never owns the memory and never writes an input. */
 typedef struct fattn_tensor {
@@ -338,9 +347,9 @@ typedef struct fattn_trace {
 
 /* A part of the keys in fattn_merge_problem: what attention over these keys alone gave, as fattn_problem's o and lse, of any strides. */
 typedef struct fattn_merge_part {
-  fattn_tensor o;    /* (batch, seqlen_q, nheads, headdim_v), of packed sequences (total_q, nheads, headdim_v): F32, F16 or BF16, each part its own */
-  /* (batch, nheads, seqlen_q), packed (nheads, total_q), F32, forward F64 too. -Inf: the row sees no key of the part, and its o counts nothing. Absent
-     from all parts (forward): they are added, o = sum(o_i) */
+  fattn_tensor o; /* (batch, seqlen_q, nheads, headdim_v), of packed sequences (total_q, nheads, headdim_v): F32, F16 or BF16, each part its own */
+  /* (batch, nheads, seqlen_q), packed (nheads, total_q), F32, forward F64 too. -Inf: the row sees no key of the part, and its o counts nothing.
+     Absent from all parts (forward): they are added, o = sum(o_i) */
   fattn_tensor lse;
   fattn_tensor dout; /* backward: optional output, the gradient of o, of its shape; F32, F16 or BF16 */
   fattn_tensor dlse; /* backward: optional output, the gradient of lse, of its shape and dtype */
@@ -359,8 +368,9 @@ typedef struct fattn_merge_problem {
   const fattn_executor* executor; /* likewise */
   void* stream;                   /* CUDA: the CUstream to work on, null: the default stream; CPU: null */
   const fattn_merge_part* parts;
-  fattn_tensor o;    /* fattn_merge: output, of the parts' shape; F32, F16 or BF16, whatever theirs are */
-  fattn_tensor lse;  /* fattn_merge: optional output, of the parts' shape, F32 or F64, which keeps its last places where it is merged again and again */
+  fattn_tensor o; /* fattn_merge: output, of the parts' shape; F32, F16 or BF16, whatever theirs are */
+  fattn_tensor
+      lse; /* fattn_merge: optional output, of the parts' shape, F32 or F64, which keeps its last places where it is merged again and again */
   fattn_tensor dout; /* fattn_merge_backward: input, the gradient of o, of its shape; F32, F16 or BF16 */
   fattn_tensor dlse; /* fattn_merge_backward: optional input, the gradient of lse, F32; absent: 0 */
 } fattn_merge_problem;
@@ -386,6 +396,45 @@ typedef struct fattn_rotary_problem {
   /* (batch + 1), I32: the first rows of packed sequences, as in fattn_problem; rows behind the last one are copied. Absent: x is not packed */
   fattn_tensor cu_seqlens;
 } fattn_rotary_problem;
+
+/* New keys and values go into a cache behind what is there, and what is rotary turns to its position on the way, as the queries do: all that a step
+ * of decoding needs before attention. k and v, k_cache and v_cache, q and q_out: F32, F16 or BF16, k and v and their caches each their own; F64 on
+ * backend reference only, and then everything is F64. A new key lies behind those of its sequence, and its position is its place there; padding on
+ * the left counts among them. */
+enum {
+  FATTN_QUERIES_LAST = 0,    /* the last query has the position of the last new key, the others those before it: as masks are aligned */
+  FATTN_QUERIES_FIRST = 1,   /* the first query has that of the first new key, the others those behind it */
+  FATTN_QUERIES_TOGETHER = 2 /* all have that of the first new key, as flash_attn_with_kvcache turns them without causal mask and window */
+};
+typedef struct fattn_append_problem {
+  uint32_t struct_size; /* sizeof(fattn_append_problem) */
+  uint32_t abi_version; /* FATTN_ABI_VERSION */
+  int32_t backend;
+  int32_t cpu_isa;                /* as in fattn_problem */
+  int32_t num_threads;            /* likewise */
+  int32_t interleaved;            /* as in fattn_rotary_problem */
+  int32_t q_positions;            /* FATTN_QUERIES_... */
+  int32_t reserved;               /* 0 */
+  const fattn_executor* executor; /* as in fattn_problem */
+  void* stream;                   /* as in fattn_merge_problem */
+  int64_t cache_seqlen;           /* how many keys every sequence has before the call, without `cache_seqlens`; with them 0 */
+  fattn_tensor k, v;              /* (batch, seqlen_new, nheads_k, headdim or headdim_v), of packed sequences (total_new, nheads_k, ...) */
+  /* Outputs: (entries, longest, nheads_k, headdim or headdim_v), with block_table (pages, page_size, nheads_k, ...). Nothing else of them is written
+   */
+  fattn_tensor k_cache, v_cache;
+  /* All below may be absent. */
+  fattn_tensor cache_seqlens;   /* (batch), I32 or I64: how many keys each sequence has before the call */
+  fattn_tensor cu_seqlens_new;  /* (batch + 1), I32: k and v are packed, and sequences begin there; rows behind the last one go nowhere */
+  fattn_tensor cache_batch_idx; /* (batch), I32 or I64: which entry of the caches is each sequence's; absent: entry b is that of sequence b */
+  fattn_tensor block_table;     /* (batch, columns), I32 or I64: the pages of each sequence, as in fattn_problem */
+  fattn_tensor cos, sin;        /* (positions, rotary_dim / 2), as in fattn_rotary_problem, of any dtype above; absent: nothing turns */
+  fattn_tensor positions;       /* with cos, (batch), I32 or I64: the position of each sequence's first new key; absent: its place in the cache */
+  fattn_tensor q;               /* with cos, (batch, seqlen_q, nheads, headdim), packed (total_q, nheads, headdim): queries to be turned */
+  fattn_tensor q_out;           /* with q: output, of its shape and dtype; may be q itself */
+  fattn_tensor cu_seqlens_q;    /* (batch + 1), I32: q is packed, and sequences begin there; rows behind the last one are copied */
+  fattn_tensor seqused_k; /* output, (batch), I32: how many keys each sequence has after the call, as attention wants them; -1: see fattn_append */
+  fattn_tensor status;    /* output, (2), I32: as in fattn_problem, of this call's lists */
+} fattn_append_problem;
 
 typedef struct fattn_plan fattn_plan;
 
@@ -437,6 +486,11 @@ FATTN_API fattn_status fattn_merge_backward(const fattn_merge_problem* problem);
 /* Likewise. Positions without a row of cos are an error; in memory of a GPU (offsets, cu_seqlens) they make NaN of the row's first rotary_dim
  * dimensions. */
 FATTN_API fattn_status fattn_rotary(const fattn_rotary_problem* problem);
+/* Likewise, in one pass or launch; above 512 pages or entries of new keys the CPU allocates, to see whether two of them have one place. What lists of
+ * the host say out of range is an error, and nothing is written. On a GPU nothing is written by such numbers: a sequence without room for its new
+ * keys, or without an entry, gets none, a key whose page is none is left out; q_out of the sequence is NaN and its seqused_k -1, so that attention
+ * gives NaN. A position without a row of cos makes NaN of the query, or of the key's first rotary_dim dimensions. */
+FATTN_API fattn_status fattn_append(const fattn_append_problem* problem);
 
 FATTN_API fattn_status fattn_query_cpu(fattn_cpu_info* info);
 /* index counts from 0; FATTN_ERROR_INVALID_ARGUMENT past the end. */
@@ -599,8 +653,8 @@ FATTN_API fattn_status fattn_group_create(const fattn_group_options* options, fa
 FATTN_API fattn_status fattn_group_begin(fattn_group* group, const fattn_piece* pieces, int32_t npieces, void* stream);
 /* Of those begun and not finished the oldest: work on `stream` from here on sees what came and may write what was sent. Returns at once. */
 FATTN_API fattn_status fattn_group_finish(fattn_group* group, void* stream);
-/* Until all that was finished is over. FATTN_ERROR_DEVICE, with the ranks that did not answer, after the timeout or where a process is gone; the group
- * can only be destroyed then. */
+/* Until all that was finished is over. FATTN_ERROR_DEVICE, with the ranks that did not answer, after the timeout or where a process is gone; the
+ * group can only be destroyed then. */
 FATTN_API fattn_status fattn_group_wait(fattn_group* group);
 FATTN_API void fattn_group_destroy(fattn_group* group); /* may be null */
 

@@ -1,6 +1,7 @@
 // The C++ API of fattn, whole. Header-only over the C ABI in fattn.h.
 #pragma once
 
+#include "fattn/append.hpp"
 #include "fattn/attention.hpp"
 #include "fattn/cache.hpp"
 #include "fattn/device.hpp"

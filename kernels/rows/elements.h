@@ -57,6 +57,39 @@ __device__ __forceinline__ void store(const RowNumbers& to, long long i, const f
   }
 }
 
+// Between two tensors of one dtype.
+template <int kUnit>
+__device__ __forceinline__ void copy(const RowNumbers& from, long long i, const RowNumbers& to, long long j) {
+  if (from.dtype == kF32) {
+    const auto* const x = static_cast<const float*>(from.data) + i;
+    auto* const y = static_cast<float*>(to.data) + j;
+    if constexpr (kUnit == 4)
+      *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(x);
+    else
+      *y = *x;
+  } else {
+    const auto* const x = static_cast<const unsigned short*>(from.data) + i;
+    auto* const y = static_cast<unsigned short*>(to.data) + j;
+    if constexpr (kUnit == 4)
+      *reinterpret_cast<uint2*>(y) = *reinterpret_cast<const uint2*>(x);
+    else
+      *y = *x;
+  }
+}
+
+// Which of the packed sequences has a row: the first that ends behind it; `sequences`: none has.
+__device__ __forceinline__ int sequence_of(const int* cu_seqlens, long long stride, int sequences, long long row) {
+  int low = 0, high = sequences;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[(middle + 1) * stride] > row)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
 // A row of one head.
 struct Row {
   long long batch, row, head;

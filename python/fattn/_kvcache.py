@@ -2,17 +2,21 @@
 
 import operator
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from . import _operators
 from ._attention import attention
+from ._errors import exception_of_operator
+from ._operators import rows_contiguous
 from ._options import is_bhsd
 from ._refused import require_dense
 from ._rotary import rotary
 
 
 _OF_CACHES = re.compile(r"\b([kv])\b")
+_OF_ANGLES = re.compile(r"\b(cos|sin)\b")
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
@@ -79,14 +83,14 @@ def _require_own_memory(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         raise ValueError("k_cache and v_cache share memory, which would be written over each other; give two tensors")
 
 
-def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor | int, known: list[int]) -> None:
-    """`known`: the lengths as the host has them, one if it is that of all; empty where they are on a device, or anywhere in torch.compile."""
+def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor | int) -> None:
+    """By operations of torch, which torch.compile makes kernels of. The host learns nothing of lengths in a tensor."""
     seqlen_new = new[0].shape[1]
-    if len(known) == 1:  # a slice costs a tenth of what indices do
+    if isinstance(lengths, int):
         for cache, x in zip(caches, new):
-            cache[:, known[0] : known[0] + seqlen_new] = x
+            cache[:, lengths : lengths + seqlen_new] = x
         return
-    rows = lengths.to(torch.int64)[:, None]  # the host learns nothing of them, so that a CUDA graph can hold it
+    rows = lengths.to(torch.int64)[:, None]
     if seqlen_new != 1:
         rows = rows + torch.arange(seqlen_new, device=lengths.device)
     if lengths.is_cuda:  # one kernel for a cache
@@ -98,38 +102,51 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
             cache[batch, rows] = x
 
 
-def _check_places(pages: torch.Tensor, rows: torch.Tensor, count: int, size: int) -> None:
-    """Of new keys whose pages (batch, seqlen_new) and rows the host knows: each has a place of its own."""
-    for b, n in (pages < 0).logical_or(pages >= count).nonzero().tolist()[:1]:
-        raise ValueError(f"block_table[{b}, {int(rows[b, n]) // size}] is {int(pages[b, n])}, and a new key is to be written there; allowed: 0 to {count - 1}, the last "
-                         "page of k_cache")
-    places = (pages * size + rows % size).flatten().tolist()
-    if len(set(places)) < len(places):
-        twice = next(x for i, x in enumerate(places) if x in places[:i])
-        raise ValueError(f"page {twice // size} is in block_table twice where new keys are to be written: row {twice % size} of it would be written over. Pages that "
-                         "sequences share are read only; give each sequence pages of its own for its new keys")
-
-
 def _append_to_pages(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor, table: torch.Tensor) -> None:
-    """Behind what is there, to the pages that the table (batch, columns) says. What is on a device the host does not look at."""
-    size, columns, seqlen_new = caches[0].shape[1], table.shape[1], new[0].shape[1]
-    rows = lengths.to(torch.int64)[:, None] + torch.arange(seqlen_new, device=lengths.device)
-    known = not rows.is_cuda and not torch.compiler.is_compiling()
-    if known and rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < columns * size):
-        raise ValueError(f"cache_seqlens has {lengths.tolist()}, and {seqlen_new} keys are new; allowed: 0 to {columns * size - seqlen_new}, for block_table has room "
-                         f"for {columns * size}, {columns} pages of {size}")
+    """Likewise, to the pages that the table (batch, columns) says."""
+    size = caches[0].shape[1]
+    rows = lengths.to(torch.int64)[:, None] + torch.arange(new[0].shape[1], device=lengths.device)
     pages = table.to(torch.int64).gather(1, rows // size)
-    if known:
-        _check_places(pages, rows, min(len(x) for x in caches), size)
     # An index below 0 counts from the end: it would write over another sequence's page. One behind the last page is an error on every device.
     pages = pages.masked_fill(pages < 0, max(len(x) for x in caches))
     for cache, x in zip(caches, new):
         cache[pages, rows % size] = x
 
 
-def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tensor], cache_seqlens: int | torch.Tensor, layout: str,
-              options: dict[str, Any]) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-    """Of a paged cache; `caches` and `new` as (pages or batch, rows, heads, headdim)."""
+class Angles(NamedTuple):
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool
+
+
+def append_at_once(q: torch.Tensor | None, caches: list[torch.Tensor], new: list[torch.Tensor], cache_seqlens: int | torch.Tensor, table: torch.Tensor | None,
+                   angles: Angles | None, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """One launch on a GPU, one pass on a CPU: the queries, which turn with the new keys, and the lengths afterwards, if cache_seqlens is a tensor. All tensors
+    (batch, seqlen, heads, headdim). `more`: as the operator has them behind `interleaved`."""
+    wide = new[0].dtype == torch.float64
+    allowed = (torch.float64,) if wide else (torch.float32, torch.float16, torch.bfloat16)
+    cos, sin = (None, None) if angles is None else (rows_contiguous(x if x.dtype in allowed else x.double() if wide else x.float()) for x in angles[:2])
+    number, lengths = (0, cache_seqlens) if isinstance(cache_seqlens, torch.Tensor) else (cache_seqlens, None)
+    queries = None if angles is None or q is None else rows_contiguous(q)
+    try:
+        turned, used = _operators.append(*map(rows_contiguous, new), *caches, number, lengths, table, queries, cos, sin, angles is not None and angles.interleaved,
+                                         *more)
+    except RuntimeError as error:
+        raised = exception_of_operator(error)
+        raise type(raised)(_OF_ANGLES.sub(r"rotary_\1", str(raised)).replace("cache_seqlen is", "cache_seqlens is")) from None
+    return q if queries is None else turned, used
+
+
+def _turn_and_append(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tensor], cache_seqlens: int | torch.Tensor, table: torch.Tensor | None,
+                     angles: Angles | None, bhsd: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """append_at_once with q in its layout."""
+    turned, used = append_at_once(q.transpose(1, 2) if bhsd else q, caches, new, cache_seqlens, table, angles)
+    return turned.transpose(1, 2) if bhsd else turned, used
+
+
+def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tensor], cache_seqlens: int | torch.Tensor, angles: Angles | None, at_once: bool,
+              layout: str, options: dict[str, Any]) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+    """Of a paged cache; `caches` and `new` as (pages or batch, rows, heads, headdim). `angles` where all is done `at_once`."""
     table = options["block_table"]
     if not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = torch.full(q.shape[:1], operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
@@ -148,9 +165,14 @@ def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tenso
         if not 0 < caches[0].shape[1] == caches[1].shape[1]:
             raise ValueError(f"k_cache has pages of {caches[0].shape[1]} keys and v_cache of {caches[1].shape[1]}; they must have the same, at least 1")
         with torch.no_grad():
-            _require_own_memory(*caches)
-            _append_to_pages(caches, new, cache_seqlens, table)
-        cache_seqlens = (cache_seqlens + new[0].shape[1]).to(torch.int32)
+            if at_once:  # which looks at the memory of its outputs itself
+                pages = min(len(x) for x in caches)
+                own = [x if len(x) == pages else x[:pages] for x in caches]
+                q, cache_seqlens = _turn_and_append(q, own, new, cache_seqlens, table, angles, is_bhsd(layout))
+            else:
+                _require_own_memory(*caches)
+                _append_to_pages(caches, new, cache_seqlens, table)
+                cache_seqlens = (cache_seqlens + new[0].shape[1]).to(torch.int32)
     k_cache, v_cache = (x.transpose(1, 2) for x in caches) if is_bhsd(layout) else caches
     try:
         return attention(q, k_cache, v_cache, layout=layout, seqused_k=cache_seqlens, **options)
@@ -158,11 +180,9 @@ def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tenso
         raise type(error)(_OF_CACHES.sub(r"\1_cache", str(error)).replace("seqused_k", "cache_seqlens")) from None
 
 
-def _turned(q: torch.Tensor, new: list[torch.Tensor], cos: torch.Tensor | None, sin: torch.Tensor | None, cache_seqlens: int | torch.Tensor, interleaved: bool,
-            bhsd: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """`new` as (batch, seqlen_new, nheads_k, headdim)."""
-    if cos is None or sin is None:
-        raise ValueError(f"rotary_{'cos' if cos is None else 'sin'} is None, and the other is not; give both")
+def _turned(q: torch.Tensor, new: list[torch.Tensor], angles: Angles, cache_seqlens: int | torch.Tensor, bhsd: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """By operations of torch. `new` as (batch, seqlen_new, nheads_k, headdim)."""
+    cos, sin, interleaved = angles
     queries = q.transpose(1, 2) if bhsd else q
     seqlen_new = new[0].shape[1] if new else 0
     with torch.no_grad():
@@ -196,9 +216,9 @@ def with_kvcache(
         k_cache, v_cache: (batch, longest, nheads_k, headdim or headdim_v), contiguous in the last dimension; what lies behind the lengths is not looked at.
         k, v: (batch, seqlen_new, nheads_k, ...), the new keys and values, in the dtype of the caches; None: the caches are read only.
         cache_seqlens: how many keys are in the caches before the call: a number for all, or a tensor (batch) of int32 or int64, which stays as it is (add
-            seqlen_new for the next call). Each plus seqlen_new must be at most `longest`; on a GPU tensors are not looked at for this, torch's own
-            check of indices stops the device.
-        rotary_cos, rotary_sin, rotary_interleaved: turn q and k before the call, as `fattn.rotary` does: a new key by its place in the cache, the last query by
+            seqlen_new for the next call). Each plus seqlen_new must be at most `longest`; on a GPU tensors are not looked at for this, but nothing is written
+            where there is no room, and o of the sequence is NaN (in torch.compile torch's own check of indices stops the device).
+        rotary_cos, rotary_sin, rotary_interleaved: turn q and k on the way, as `fattn.rotary` does: a new key by its place in the cache, the last query by
             that of the last key. The caches have turned keys then.
         layout: "bshd" as above, or "bhsd".
         options: those of `fattn.attention` but seqused_k: causal, softmax_scale, window, softcap, alibi_slopes, bias, mask, sinks, return_lse, ...;
@@ -219,10 +239,19 @@ def with_kvcache(
     new = [] if k is None else [x.transpose(1, 2) if bhsd else x for x in (k, v)]
     if new and new[0].shape[1] != new[1].shape[1]:
         raise ValueError(f"k has {new[0].shape[1]} new tokens and v {new[1].shape[1]}; they must have the same")
+    angles = None
     if rotary_cos is not None or rotary_sin is not None:
-        q, new = _turned(q, new, rotary_cos, rotary_sin, cache_seqlens, rotary_interleaved, bhsd)
+        if rotary_cos is None or rotary_sin is None:
+            raise ValueError(f"rotary_{'cos' if rotary_cos is None else 'sin'} is None, and the other is not; give both")
+        for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+            require_dense(name, x)
+        angles = Angles(rotary_cos, rotary_sin, rotary_interleaved)
+    sliced = angles is None and options.get("block_table") is None and isinstance(cache_seqlens, int) and not k_cache.is_cuda  # a copy each, which costs less
+    at_once = bool(new) and new[0].shape[1] > 0 and not sliced and not torch.compiler.is_compiling()
+    if angles is not None and not at_once:
+        q, new = _turned(q, new, angles, cache_seqlens, bhsd)
     if options.get("block_table") is not None:
-        return _of_pages(q, caches, new, cache_seqlens, layout, options)
+        return _of_pages(q, caches, new, cache_seqlens, angles, at_once, layout, options)
     seqlen_new, longest = new[0].shape[1] if new else 0, min(x.shape[1] for x in caches)
     if isinstance(cache_seqlens, torch.Tensor):
         if cache_seqlens.dtype not in (torch.int32, torch.int64) or cache_seqlens.shape != k_cache.shape[:1]:
@@ -248,15 +277,19 @@ def with_kvcache(
             if x.dtype != q.dtype:
                 raise ValueError(f"{name} is {x.dtype} but q is {q.dtype}; all tensors of a call share one dtype. Convert q, or keep the caches in its dtype")
     with torch.no_grad():
-        if seqlen_new:
+        used = None
+        if at_once:  # which looks at the memory of its outputs itself
+            if caches[0].shape[1] != caches[1].shape[1]:
+                caches = [x[:, :longest] for x in caches]
+            q, used = _turn_and_append(q, caches, new, cache_seqlens, None, angles, bhsd)
+        elif seqlen_new:
             _require_own_memory(*caches)
-            _append(caches, new, cache_seqlens, known)
+            _append(caches, new, cache_seqlens)
         if isinstance(cache_seqlens, int):
             end = cache_seqlens + seqlen_new
             k_cache, v_cache = (x[:, :, :end] if bhsd else x[:, :end] for x in (k_cache, v_cache))
         else:
-            seqused_k = cache_seqlens + seqlen_new
-            options["seqused_k"] = seqused_k.to(torch.int32) if seqlen_new else seqused_k  # nothing was written where it does not fit
+            options["seqused_k"] = used if at_once else (cache_seqlens + seqlen_new).to(torch.int32) if seqlen_new else cache_seqlens
         try:
             return attention(q, k_cache, v_cache, layout=layout, **options)
         except (ValueError, NotImplementedError) as error:  # which name what attention takes for the caches

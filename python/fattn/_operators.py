@@ -34,6 +34,7 @@ backward_varlen = _namespace.backward_varlen.default
 backward_varlen_with_more = _namespace.backward_varlen_with_more.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
+append = _namespace.append.default
 # What `forward` calls itself, a frame of Python later. torch.compile knows `forward` alone.
 forward_at_once = forward._op
 
@@ -137,6 +138,12 @@ def _(*arguments):
 @torch.library.register_fake("fattn::backward_out")
 def _(dout, *arguments):
     _require_one_device(*arguments, dout)
+
+
+@torch.library.register_fake("fattn::append")
+def _(k, v, k_cache, v_cache, cache_seqlen=0, cache_seqlens=None, block_table=None, q=None, *more, **others):
+    return k.new_empty(0) if q is None else torch.empty_like(q, memory_format=torch.contiguous_format), k.new_empty(
+        0 if cache_seqlens is None else cache_seqlens.shape[0], dtype=torch.int32)
 
 
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -59,6 +59,14 @@ void check_apart(const char* output_name, const fattn_tensor& output, const char
                may_be_same ? "allowed: memory of its own, or the same pointer, strides and dtype" : "an output needs memory of its own"));
 }
 
+void check_positions(const char* name, int64_t index, int64_t first, int64_t rows, int64_t positions) {
+  if (rows == 0 || (first >= 0 && rows <= positions && first <= positions - rows)) return;
+  const std::string who = index >= 0 ? text(name, "[", index, "]") : std::string(name);
+  invalid(text(who, " is ", first, ", for a sequence of ", rows, " rows; cos has ", positions, positions == 1 ? " row" : " rows",
+               ", so that allowed are ", rows <= positions ? text("0 to ", positions - rows) : std::string("fewer rows alone"),
+               ". Make cos and sin for more positions"));
+}
+
 void check_stream(const void* stream, Device device) {
   if (stream && device == Device::kCpu) invalid("stream is given, and the tensors are on the CPU, which has none; pass null");
 }

@@ -1,4 +1,4 @@
-// What the checks of merge and rotary embeddings share. Each throws Error with what was given, what is allowed and what to do.
+// What the checks of merge, rotary embeddings and append share. Each throws Error with what was given, what is allowed and what to do.
 #pragma once
 
 #include <initializer_list>
@@ -29,6 +29,8 @@ void check_memory(const char* name, const fattn_tensor& tensor);
 // Whether two views are of the same elements in the same order.
 bool same_view(const fattn_tensor& a, const fattn_tensor& b);
 void check_apart(const char* output_name, const fattn_tensor& output, const char* name, const fattn_tensor& other, bool may_be_same);
+// Rows of a sequence that begin at this position. `name` and `index` (-1: none) of who says so.
+void check_positions(const char* name, int64_t index, int64_t first, int64_t rows, int64_t positions);
 // The CPU has no streams.
 void check_stream(const void* stream, Device device);
 // fp64 is computed by the reference alone.

@@ -9,6 +9,7 @@
 #include "jit/kernel_table.h"
 #include "plan/architectures.h"
 #include "problem/overlap.h"
+#include "rows/append.h"
 #include "rows/checks.h"
 #include "rows/rows.h"
 #include "shared/text.h"
@@ -55,6 +56,12 @@ class OnDevice {
   void require(const char* name, const fattn_tensor& t) const {
     if (t.ndim != 0 && span_bytes(extent_of(t)) > 0) device_.require_on_device(t.data, name);
   }
+  // A CTA counts the elements of a row's heads in 32 bits.
+  static void require_heads(const char* name, int64_t heads, int headdim) {
+    if (heads > std::numeric_limits<int32_t>::max() / headdim)
+      throw Error(ErrorCode::kUnsupported, text(name, " has ", heads, " heads of ", headdim,
+                                                " dimensions; backend cuda takes up to 2^31 - 1 elements of a row. Split the heads"));
+  }
   template <class Params>
   void launch(KernelKind kind, int unit, int64_t ctas, Params& params, void* stream) const {
     if (ctas > std::numeric_limits<int32_t>::max())
@@ -99,7 +106,8 @@ jit::Request rows_request(const RowsKey& key) {
   };
   const Kernel kernel = key.kind == KernelKind::kMerge           ? Kernel{"merge", "merge", "MergeParams", "merge"}
                         : key.kind == KernelKind::kMergeBackward ? Kernel{"merge", "merge_backward", "MergeBackwardParams", "gradients of merge"}
-                                                                 : Kernel{"rotary", "rotary", "RotaryRowParams", "rotary embeddings"};
+                        : key.kind == KernelKind::kRotary        ? Kernel{"rotary", "rotary", "RotaryRowParams", "rotary embeddings"}
+                                                                 : Kernel{"append", "append", "AppendParams", "append to a cache"};
   jit::Request request;
   request.entry = text("fattn_", kernel.function);
   request.arch = key.arch;
@@ -159,11 +167,11 @@ void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
   device.require("sin", g.sin);
   device.require("offsets", g.offsets);
   device.require("cu_seqlens", g.cu_seqlens);
+  OnDevice::require_heads("x", sizes.heads, sizes.headdim);
   RotaryRowParams params{};
   params.x = numbers(g.x);
   params.y = numbers(g.y);
-  params.cos = numbers(g.cos);
-  params.sin = numbers(g.sin);
+  params.angles = {numbers(g.cos), numbers(g.sin), sizes.positions, sizes.half, g.interleaved, g.inverse};
   params.cu_seqlens = g.cu_seqlens.ndim != 0 ? static_cast<const int*>(g.cu_seqlens.data) : nullptr;
   params.cu_seqlens_stride = g.cu_seqlens.strides[0];
   params.sequences = g.cu_seqlens.ndim != 0 ? static_cast<int>(g.cu_seqlens.shape[0] - 1) : 0;
@@ -173,13 +181,86 @@ void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
   params.offset = g.offset;
   params.seqlen = sizes.seqlen;
   params.heads = sizes.heads;
-  params.positions = sizes.positions;
   params.headdim = sizes.headdim;
-  params.half = sizes.half;
-  params.interleaved = g.interleaved;
-  params.inverse = g.inverse;
   const bool fours = sizes.half % 4 == 0 && in_fours(g.x) && in_fours(g.y);
   device.launch(KernelKind::kRotary, fours ? 4 : 1, sizes.batch * sizes.seqlen, params, g.stream);
+}
+
+namespace {
+
+RowList numbers_of(const fattn_tensor& t) {
+  if (t.ndim == 0) return {};
+  return {t.data, t.strides[0], t.dtype == FATTN_I64 ? 1 : 0};
+}
+AppendRows rows_of(const fattn_tensor& cu_seqlens, int64_t rows, int64_t all, int64_t heads) {
+  return {cu_seqlens.ndim != 0 ? static_cast<const int*>(cu_seqlens.data) : nullptr, cu_seqlens.strides[0], rows, all, heads};
+}
+int* output_of(const fattn_tensor& t) { return t.ndim != 0 ? static_cast<int*>(t.data) : nullptr; }
+
+AppendParams params_of(const fattn_append_problem& g, const AppendSizes& sizes) {
+  AppendParams params{};
+  params.k = numbers(g.k);
+  params.v = numbers(g.v);
+  params.q = numbers(g.q);
+  params.k_cache = numbers(g.k_cache);
+  params.v_cache = numbers(g.v_cache);
+  params.q_out = numbers(g.q_out);
+  params.angles = {numbers(g.cos), numbers(g.sin), sizes.positions, sizes.half, g.interleaved, 0};
+  params.of_new = rows_of(g.cu_seqlens_new, sizes.rows_new, sizes.all_new(), sizes.heads_k);
+  params.of_q = rows_of(g.cu_seqlens_q, sizes.rows_q, sizes.all_queries(), sizes.heads);
+  params.lengths = numbers_of(g.cache_seqlens);
+  params.entries = numbers_of(g.cache_batch_idx);
+  params.positions = numbers_of(g.positions);
+  params.table = numbers_of(g.block_table);
+  params.table_column_stride = g.block_table.strides[1];
+  params.length = g.cache_seqlen;
+  params.batch = sizes.batch;
+  params.cache_entries = sizes.cache_entries;
+  params.cache_rows = sizes.cache_rows;
+  params.room = sizes.room;
+  params.seqused_k = output_of(g.seqused_k);
+  params.status = output_of(g.status);
+  params.seqused_k_stride = g.seqused_k.strides[0];
+  params.status_stride = g.status.strides[0];
+  params.headdim = sizes.headdim;
+  params.headdim_v = sizes.headdim_v;
+  params.turns = g.cos.ndim != 0 ? 1 : 0;
+  params.queries_last = g.q_positions == FATTN_QUERIES_LAST ? 1 : 0;
+  params.queries_together = g.q_positions == FATTN_QUERIES_TOGETHER ? 1 : 0;
+  return params;
+}
+
+}  // namespace
+
+void append(const fattn_append_problem& g, const AppendSizes& sizes) {
+  const bool lists = g.seqused_k.ndim != 0 || g.status.ndim != 0;
+  const int64_t ctas = 2 * sizes.all_new() + sizes.all_queries() + (lists ? 1 : 0);
+  if (ctas == 0) return;
+  const OnDevice device(g.k);
+  bool fours = sizes.half % 4 == 0 && sizes.headdim % 4 == 0 && sizes.headdim_v % 4 == 0;
+  for (const auto& [name, t] :
+       {std::pair{"k", &g.k}, {"v", &g.v}, {"k_cache", &g.k_cache}, {"v_cache", &g.v_cache}, {"q", &g.q}, {"q_out", &g.q_out}}) {
+    device.require(name, *t);
+    fours = fours && in_fours(*t);
+  }
+  for (const auto& [name, t] : {std::pair{"cos", &g.cos},
+                                {"sin", &g.sin},
+                                {"cache_seqlens", &g.cache_seqlens},
+                                {"cu_seqlens_new", &g.cu_seqlens_new},
+                                {"cache_batch_idx", &g.cache_batch_idx},
+                                {"block_table", &g.block_table},
+                                {"positions", &g.positions},
+                                {"cu_seqlens_q", &g.cu_seqlens_q},
+                                {"seqused_k", &g.seqused_k},
+                                {"status", &g.status}})
+    device.require(name, *t);
+  OnDevice::require_heads("k", sizes.heads_k, std::max(sizes.headdim, sizes.headdim_v));
+  OnDevice::require_heads("q", sizes.heads, sizes.headdim);
+  if (g.block_table.ndim != 0 && sizes.room > std::numeric_limits<int32_t>::max())
+    throw Error(ErrorCode::kUnsupported,
+                text("block_table has room for ", sizes.room, " keys of a sequence; backend cuda takes up to 2^31 - 1. Give fewer columns"));
+  AppendParams params = params_of(g, sizes);
+  device.launch(KernelKind::kAppend, fours ? 4 : 1, ctas, params, g.stream);
 }
 
 }  // namespace fattn::core::rows::cuda

@@ -1,4 +1,4 @@
-// Host side of kernels/rows: merge and rotary embeddings on a GPU.
+// Host side of kernels/rows: merge, rotary embeddings and append on a GPU.
 #pragma once
 
 #include <array>

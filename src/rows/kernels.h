@@ -1,5 +1,5 @@
-// What a merge and rotary embeddings are for their backends: checked problems, and the rows of a task. Units of other instruction sets than the
-// plainest include this too, so it has no code of the standard library.
+// What a merge, rotary embeddings and an append are for their backends: checked problems, and the rows of a task. Units of other instruction sets
+// than the plainest include this too, so it has no code of the standard library.
 #pragma once
 
 #include <stdint.h>
@@ -47,8 +47,8 @@ struct RotaryRow {
   void* y;
   const void *cos, *sin;
   int64_t x_head_stride, y_head_stride, heads;
-  int headdim, half;                    // half: pairs that turn
-  int32_t dtype, cos_dtype, sin_dtype;  // FATTN_F32, FATTN_F16, FATTN_BF16
+  int headdim, half;                             // half: pairs that turn
+  int32_t dtype, y_dtype, cos_dtype, sin_dtype;  // FATTN_F32, FATTN_F16, FATTN_BF16
   bool interleaved, inverse;
 };
 

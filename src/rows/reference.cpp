@@ -1,10 +1,11 @@
-// Merge and rotary embeddings in float64, written to be read: what the other backends are compared with.
+// Merge, rotary embeddings and append in float64, written to be read: what the other backends are compared with.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "fattn/types.hpp"
+#include "rows/append.h"
 #include "rows/rows.h"
 #include "shared/half.h"
 
@@ -112,6 +113,24 @@ void merge_row_backward(const fattn_merge_problem& p, const Row& r, int n) {
   }
 }
 
+// Whose pairs turn, and by what.
+struct Angles {
+  const fattn_tensor &cos, &sin;
+  int half;
+  bool interleaved, inverse;
+};
+void turn(Vector& x, const Angles& a, int64_t position) {
+  for (int d = 0; d < a.half; ++d) {
+    const double cos = load(a.cos, position * a.cos.strides[0] + d);
+    const double sin = load(a.sin, position * a.sin.strides[0] + d) * (a.inverse ? -1 : 1);
+    double& first = x[static_cast<size_t>(a.interleaved ? 2 * d : d)];
+    double& second = x[static_cast<size_t>(a.interleaved ? 2 * d + 1 : d + a.half)];
+    const double one = first, other = second;
+    first = one * cos - other * sin;
+    second = one * sin + other * cos;
+  }
+}
+
 }  // namespace
 
 void merge(const fattn_merge_problem& problem, const MergeSizes& sizes, bool backward) {
@@ -120,23 +139,43 @@ void merge(const fattn_merge_problem& problem, const MergeSizes& sizes, bool bac
 }
 
 void rotary(const fattn_rotary_problem& p, const RotarySizes& sizes) {
+  const Angles angles{p.cos, p.sin, sizes.half, p.interleaved != 0, p.inverse != 0};
   for (int64_t b = 0; b < sizes.batch; ++b)
     for (int64_t i = 0; i < sizes.seqlen; ++i) {
       const int64_t position = position_of(p, b, i);
       for (int64_t h = 0; h < sizes.heads; ++h) {
         Vector x = load_row(p.x, {b, i, h}, sizes.headdim);
-        for (int d = 0; position >= 0 && d < sizes.half; ++d) {
-          const double cos = load(p.cos, position * p.cos.strides[0] + d);
-          const double sin = load(p.sin, position * p.sin.strides[0] + d) * (p.inverse != 0 ? -1 : 1);
-          double& first = x[static_cast<size_t>(p.interleaved != 0 ? 2 * d : d)];
-          double& second = x[static_cast<size_t>(p.interleaved != 0 ? 2 * d + 1 : d + sizes.half)];
-          const double a = first, b2 = second;
-          first = a * cos - b2 * sin;
-          second = a * sin + b2 * cos;
-        }
+        if (position >= 0) turn(x, angles, position);
         store_row(p.y, {b, i, h}, x);
       }
     }
+}
+
+void append(const fattn_append_problem& p, const AppendSizes& sizes) {
+  const AppendLists lists(p, sizes);
+  const Angles angles{p.cos, p.sin, sizes.half, p.interleaved != 0, false};
+  for (int64_t b = 0; b < sizes.entries_new; ++b)
+    for (int64_t i = 0; i < sizes.rows_new; ++i) {
+      const AppendLists::Member at = AppendLists::member(p.cu_seqlens_new, b, i);
+      if (at.sequence < 0) continue;
+      const Row to = lists.place(at.sequence, at.nth);
+      for (int64_t h = 0; h < sizes.heads_k; ++h) {
+        Vector k = load_row(p.k, {b, i, h}, sizes.headdim);
+        if (p.cos.ndim != 0) turn(k, angles, lists.position_of_key(at.sequence, at.nth));
+        store_row(p.k_cache, {to.batch, to.row, h}, k);
+        store_row(p.v_cache, {to.batch, to.row, h}, load_row(p.v, {b, i, h}, sizes.headdim_v));
+      }
+    }
+  for (int64_t b = 0; b < sizes.entries_q; ++b)
+    for (int64_t i = 0; i < sizes.rows_q; ++i) {
+      const AppendLists::Member at = AppendLists::member(p.cu_seqlens_q, b, i);
+      for (int64_t h = 0; h < sizes.heads; ++h) {
+        Vector q = load_row(p.q, {b, i, h}, sizes.headdim);
+        if (at.sequence >= 0) turn(q, angles, lists.position_of_query(at.sequence, at.nth));
+        store_row(p.q_out, {b, i, h}, q);
+      }
+    }
+  write_lists(p, sizes);
 }
 
 }  // namespace fattn::core::rows::reference

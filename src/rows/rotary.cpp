@@ -4,6 +4,7 @@
 
 #include "problem/option_checks.h"
 #include "rows/checks.h"
+#include "rows/lists.h"
 #include "rows/rows.h"
 #include "rows/workers.h"
 #include "shared/text.h"
@@ -11,21 +12,8 @@
 namespace fattn::core::rows {
 namespace {
 
-int64_t first_row_of(const fattn_rotary_problem& g, int64_t sequence) {
-  return static_cast<const int32_t*>(g.cu_seqlens.data)[sequence * g.cu_seqlens.strides[0]];
-}
-int64_t offset_of(const fattn_rotary_problem& g, int64_t sequence) {
-  const int64_t i = sequence * g.offsets.strides[0];
-  if (g.offsets.ndim == 0) return g.offset;
-  return g.offsets.dtype == FATTN_I64 ? static_cast<const int64_t*>(g.offsets.data)[i] : static_cast<const int32_t*>(g.offsets.data)[i];
-}
+int64_t offset_of(const fattn_rotary_problem& g, int64_t sequence) { return g.offsets.ndim == 0 ? g.offset : number_at(g.offsets, sequence); }
 int64_t sequences_of(const fattn_rotary_problem& g) { return g.cu_seqlens.ndim != 0 ? g.cu_seqlens.shape[0] - 1 : g.x.shape[0]; }
-
-void check_list(const char* name, const fattn_tensor& t, const char* dimensions, const fattn_tensor& x) {
-  check_view(name, t, 1, dimensions, false);
-  check_device(name, t, "x", x);
-  check_memory(name, t);
-}
 
 void check_angles(const char* name, const fattn_tensor& t, const fattn_tensor& x) {
   check_numbers(name, t, 2, "(positions, rotary_dim / 2)", false);
@@ -58,17 +46,11 @@ RotarySizes check(const fattn_rotary_problem& g) {
   if (g.cos.shape[1] > headdim / 2)
     invalid(text("cos has the shape ", shape_text(g.cos), ", a rotary_dim of 2 * ", g.cos.shape[1], ", and headdim is ", headdim,
                  "; rotary_dim is at most headdim"));
-  if (packed) {
-    check_dtype("cu_seqlens", g.cu_seqlens, FATTN_I32, "");
-    check_list("cu_seqlens", g.cu_seqlens, "(batch + 1)", g.x);
-    if (g.cu_seqlens.shape[0] < 1 || g.cu_seqlens.shape[0] > int64_t{1} << 30)
-      invalid(text("cu_seqlens has the shape ", shape_text(g.cu_seqlens), "; it has batch + 1 elements, allowed: 1 to 2^30"));
-  }
+  if (packed) check_cu_seqlens("cu_seqlens", g.cu_seqlens, "x", g.x);
   if (g.offsets.ndim != 0) {
-    if (g.offsets.dtype != FATTN_I32 && g.offsets.dtype != FATTN_I64)
-      invalid(text("offsets has the dtype ", g.offsets.dtype, "; allowed: int32 (", FATTN_I32, "), int64 (", FATTN_I64, ")"));
+    check_index_dtype("offsets", g.offsets);
     if (g.offset != 0) invalid(text("offset is ", g.offset, ", and offsets are given; leave one of them out"));
-    check_list("offsets", g.offsets, "(batch)", g.x);
+    check_list("offsets", g.offsets, "(batch)", "x", g.x);
     check_shape_of("offsets", g.offsets, {sequences_of(g)}, packed ? "an offset for each sequence" : "from x's batch");
   }
   const RotarySizes sizes{packed ? 1 : g.x.shape[0],       g.x.shape[ndim - 3], g.x.shape[ndim - 2], g.cos.shape[0], static_cast<int>(headdim),
@@ -87,28 +69,13 @@ RotarySizes check(const fattn_rotary_problem& g) {
   return sizes;
 }
 
-// Rows of a sequence that begin at this position. `name` and `index` of who says so.
-void check_positions(const char* name, int64_t index, int64_t offset, int64_t rows, int64_t positions) {
-  if (rows == 0 || (offset >= 0 && rows <= positions && offset <= positions - rows)) return;
-  const std::string who = index >= 0 ? text(name, "[", index, "]") : std::string(name);
-  invalid(text(who, " is ", offset, ", for a sequence of ", rows, " rows; cos has ", positions, positions == 1 ? " row" : " rows",
-               ", so that allowed are ", rows <= positions ? text("0 to ", positions - rows) : std::string("fewer rows alone"),
-               ". Make cos and sin for more positions"));
-}
-
 // Lists that the host can read.
 void check_values(const fattn_rotary_problem& g, const RotarySizes& sizes) {
   const bool packed = g.cu_seqlens.ndim != 0, offsets = g.offsets.ndim != 0;
   if (!packed && !offsets) return check_positions("offset", -1, g.offset, sizes.batch > 0 ? sizes.seqlen : 0, sizes.positions);
-  if (packed && first_row_of(g, 0) != 0) invalid(text("cu_seqlens[0] is ", first_row_of(g, 0), "; it must be 0"));
+  if (packed) check_cu_seqlens_values("cu_seqlens", g.cu_seqlens, "x", sizes.seqlen);
   for (int64_t n = 0; n < sequences_of(g); ++n) {
-    int64_t rows = sizes.seqlen;
-    if (packed) {
-      const int64_t begin = first_row_of(g, n), end = first_row_of(g, n + 1);
-      if (end < begin || end > sizes.seqlen)
-        invalid(text("cu_seqlens[", n + 1, "] is ", end, "; allowed: ", begin, ", where its sequence begins, to ", sizes.seqlen, ", the rows of x"));
-      rows = end - begin;
-    }
+    const int64_t rows = packed ? number_at(g.cu_seqlens, n + 1) - number_at(g.cu_seqlens, n) : sizes.seqlen;
     check_positions(offsets ? "offsets" : "offset", offsets ? n : -1, offset_of(g, n), rows, sizes.positions);
   }
 }
@@ -117,15 +84,8 @@ void check_values(const fattn_rotary_problem& g, const RotarySizes& sizes) {
 
 int64_t position_of(const fattn_rotary_problem& g, int64_t batch, int64_t row) {
   if (g.cu_seqlens.ndim == 0) return offset_of(g, batch) + row;
-  int64_t low = 0, high = sequences_of(g);  // the first sequence that ends behind the row
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (first_row_of(g, middle + 1) > row)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low < sequences_of(g) ? offset_of(g, low) + row - first_row_of(g, low) : -1;
+  const int64_t sequence = sequence_of(g.cu_seqlens, row);
+  return sequence < sequences_of(g) ? offset_of(g, sequence) + row - number_at(g.cu_seqlens, sequence) : -1;
 }
 
 void rotary(const fattn_rotary_problem& problem) {
@@ -165,6 +125,7 @@ void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
                       .headdim = sizes.headdim,
                       .half = position < 0 ? 0 : sizes.half,
                       .dtype = g.x.dtype,
+                      .y_dtype = g.y.dtype,
                       .cos_dtype = g.cos.dtype,
                       .sin_dtype = g.sin.dtype,
                       .interleaved = g.interleaved != 0,

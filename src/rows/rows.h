@@ -1,4 +1,4 @@
-// Merge and rotary embeddings: a call is checked, and computed by its backend.
+// Merge, rotary embeddings and append: a call is checked, and computed by its backend.
 #pragma once
 
 #include "fattn/types.hpp"
@@ -9,6 +9,7 @@ namespace fattn::core::rows {
 // Throw Error.
 void merge(const fattn_merge_problem& problem, bool backward);
 void rotary(const fattn_rotary_problem& problem);
+void append(const fattn_append_problem& problem);
 
 // Of a problem whose tensors fit together. The rows of packed sequences are one batch entry.
 struct RotarySizes {

@@ -18,6 +18,9 @@ struct float4 {
 struct uint2 {
   unsigned x, y;
 };
+struct uint4 {
+  unsigned x, y, z, w;
+};
 struct EmulatedIndex {
   unsigned x = 0;
 };

@@ -1,4 +1,5 @@
-// Fuzzes merge and rotary embeddings of the C ABI: any bytes as a problem are refused with a status and a message, or computed inside their tensors.
+// Fuzzes merge, rotary embeddings and append of the C ABI: any bytes as a problem are refused with a status and a message, or computed inside their
+// tensors.
 //
 // Every tensor that is computed on gets memory of exactly its extent, so that the sanitizer sees one element too many.
 #include <cstddef>
@@ -154,10 +155,83 @@ void fuzz_rotary(Bytes& in) {
   require_answer(fattn_rotary(&p));
 }
 
+// Numbers of a list, which random bits rarely hit: each mostly `number(i)`.
+template <class Number>
+void set_list(Bytes& in, const fattn_tensor& t, const Number& number) {
+  if (t.ndim != 1 || !t.data) return;
+  for (int64_t n = 0; n < t.shape[0]; ++n) {
+    const int64_t to = n * t.strides[0], usual = number(n);
+    if (in.byte() % 32 == 31) continue;
+    if (t.dtype == FATTN_I64) static_cast<int64_t*>(t.data)[to] = usual;
+    if (t.dtype == FATTN_I32) static_cast<int32_t*>(t.data)[to] = static_cast<int32_t>(usual);
+  }
+}
+
+void fuzz_append(Bytes& in) {
+  constexpr int32_t dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+  auto p = begun<fattn_append_problem>(in);
+  Tensors tensors(in);
+  const int64_t batch = in.byte() % 3, seqlen_new = in.byte() % 4, seqlen_q = in.byte() % 4, heads_k = in.byte() % 3, heads = in.byte() % 4;
+  const int64_t headdim = 1 + in.byte() % 12, headdim_v = 1 + in.byte() % 12, half = in.byte() % (headdim / 2 + 1), rows = 1 + in.byte() % 6;
+  const uint8_t what = in.byte();
+  const bool packed = what & 1, packed_q = what & 2, paged = what & 4, indexed = what & 8 && !paged, turned = what & 16,
+             queries = turned && what & 32;
+  const bool f64 = in.byte() % 4 == 3;
+  const auto dtype = [&] { return f64 ? FATTN_F64 : dtypes[in.byte() % 3]; };
+  const auto index = [&] { return in.byte() % 2 ? FATTN_I32 : FATTN_I64; };
+  p.interleaved = in.mostly<int32_t>(in.byte() % 2);
+  p.q_positions = in.mostly<int32_t>(in.byte() % 3);
+  p.reserved = in.mostly<int32_t>(0);
+  p.k = packed ? tensors.make(dtype(), {batch * seqlen_new, heads_k, headdim}) : tensors.make(dtype(), {batch, seqlen_new, heads_k, headdim});
+  p.v = packed ? tensors.make(dtype(), {batch * seqlen_new, heads_k, headdim_v}) : tensors.make(dtype(), {batch, seqlen_new, heads_k, headdim_v});
+  const int64_t columns = 8 / rows + 1, pages = batch * columns, entries = paged ? pages : indexed ? batch + 1 : batch, longest = paged ? rows : 8;
+  p.k_cache = tensors.make(dtype(), {entries, longest, heads_k, headdim});
+  p.v_cache = tensors.make(dtype(), {entries, longest, heads_k, headdim_v});
+  if (packed) p.cu_seqlens_new = tensors.make(FATTN_I32, {batch + 1});
+  const bool lengths = in.byte() % 2;
+  if (lengths) p.cache_seqlens = tensors.make(index(), {batch});
+  p.cache_seqlen = in.mostly<int64_t>(lengths ? 0 : in.byte() % 6);
+  if (indexed) p.cache_batch_idx = tensors.make(index(), {batch});
+  if (paged) p.block_table = tensors.make(index(), {batch, columns});
+  if (turned) {
+    p.cos = tensors.make(dtype(), {14, half});
+    p.sin = tensors.make(dtype(), {14, half});
+    if (in.byte() % 2) p.positions = tensors.make(index(), {batch});
+  }
+  if (queries) {
+    const int32_t of_q = dtype();
+    const auto make = [&] {
+      return packed_q ? tensors.make(of_q, {batch * seqlen_q, heads, headdim}) : tensors.make(of_q, {batch, seqlen_q, heads, headdim});
+    };
+    p.q = make();
+    p.q_out = in.byte() % 4 == 3 ? p.q : make();
+    if (packed_q) p.cu_seqlens_q = tensors.make(FATTN_I32, {batch + 1});
+  }
+  if (in.byte() % 2) p.seqused_k = tensors.make(FATTN_I32, {batch});
+  if (in.byte() % 2) p.status = tensors.make(FATTN_I32, {2});
+  set_list(in, p.cu_seqlens_new, [&](int64_t n) { return n * seqlen_new - (n > 0 && in.byte() % 2 ? 1 : 0); });
+  set_list(in, p.cu_seqlens_q, [&](int64_t n) { return n * seqlen_q; });
+  set_list(in, p.cache_seqlens, [&](int64_t) { return in.byte() % 6; });
+  set_list(in, p.cache_batch_idx, [&](int64_t n) { return batch - n; });
+  set_list(in, p.positions, [&](int64_t) { return 3 + in.byte() % 8; });
+  if (p.block_table.ndim == 2 && p.block_table.data && (p.block_table.dtype == FATTN_I32 || p.block_table.dtype == FATTN_I64))
+    for (int64_t i = 0; i < p.block_table.shape[0] * p.block_table.shape[1]; ++i) {
+      const int64_t to = i / p.block_table.shape[1] * p.block_table.strides[0] + i % p.block_table.shape[1] * p.block_table.strides[1];
+      const int64_t page = in.byte() % 32 == 31 ? in.raw<int64_t>() : pages - 1 - i;
+      if (p.block_table.dtype == FATTN_I64) static_cast<int64_t*>(p.block_table.data)[to] = page;
+      if (p.block_table.dtype == FATTN_I32) static_cast<int32_t*>(p.block_table.data)[to] = static_cast<int32_t>(page);
+    }
+  require_answer(fattn_append(&p));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes in(data, size, 32);
-  in.byte() % 2 ? fuzz_merge(in) : fuzz_rotary(in);
+  switch (in.byte() % 4) {
+    case 0: fuzz_rotary(in); break;
+    case 1: fuzz_merge(in); break;
+    default: fuzz_append(in);
+  }
   return 0;
 }

@@ -38,7 +38,8 @@ enum class KernelKind : uint32_t {
   kV1Forward = 30,
   kMerge = 60,
   kMergeBackward = 61,
-  kRotary = 62
+  kRotary = 62,
+  kAppend = 63
 };
 
 }  // namespace fattn::core::cuda

@@ -95,7 +95,7 @@ def test_rotary(peer, interleaved, causal):
     check(got, caches, wanted)
     with pytest.raises(RuntimeError, match="rotary_cos is given and k is None"):
         peer.flash_attn_with_kvcache(q, *caches, rotary_cos=cos, rotary_sin=sin, cache_seqlens=LENGTHS)
-    with pytest.raises(RuntimeError, match="positions 3 to [68] are rotated and cos has 5 rows"):
+    with pytest.raises(RuntimeError, match="is 3, for a sequence of 3 rows; rotary_cos has 5 rows"):
         peer.flash_attn_with_kvcache(q, *caches, *new, rotary_cos=cos[:5], rotary_sin=sin[:5], cache_seqlens=LENGTHS)
 
 
@@ -181,7 +181,7 @@ def test_pages(peer, appended, options):
     with pytest.raises(RuntimeError, match="beside cache_batch_idx or cache_leftpad"):
         peer.flash_attn_with_kvcache(q, *pages, cache_seqlens=LENGTHS, **{name: TABLE}, cache_leftpad=LENGTHS)
     if appended:
-        with pytest.raises(RuntimeError, match="new keys would be written up to row 12 of caches of 12 rows"):
+        with pytest.raises(RuntimeError, match="is 11, and 2 keys are new; allowed: 0 to 10, for block_table has room for 12"):
             peer.flash_attn_with_kvcache(q, *pages, *new, cache_seqlens=torch.tensor([3, 11], dtype=torch.int32), **{name: TABLE})
 
 

@@ -206,6 +206,42 @@ def test_graph_of_a_step_with_a_cache():
         assert all(torch.equal(x, y) for x, y in zip(caches, wanted_caches)) and torch.equal(lengths, at_first + 3)
 
 
+def launches(call):
+    """Names of the kernels of a call, which has been made before."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sorted(event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA and "ync" not in event.name)
+
+
+def test_a_step_is_one_launch_before_attention():
+    (q, k, v), caches, lengths = decoding()
+    angle = torch.outer(torch.arange(caches[0].shape[1], device="cuda"), torch.arange(8, device="cuda") / 8)
+    with torch.no_grad():
+        alone = launches(lambda: fattn.with_kvcache(q, *caches, cache_seqlens=lengths + 0, causal=True))
+        alone = [name for name in alone if "fattn" in name]
+        step = launches(lambda: fattn.with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True, rotary_cos=angle.cos(), rotary_sin=angle.sin()))
+        step = [name for name in step if "elementwise" not in name]  # cos and sin
+    assert step == sorted([*alone, "fattn_append"])
+
+
+def test_a_length_without_room():
+    """Nothing is written for that sequence, and its o is NaN; the others are as they are without it."""
+    (q, k, v), caches, lengths = decoding()
+    caches = [x.clone() for x in caches]
+    before, wanted_caches = [x.clone() for x in caches], [x.clone() for x in caches]
+    wanted = step_of_each((q, k, v), wanted_caches, lengths)
+    lengths[0] = caches[0].shape[1]
+    with torch.no_grad():
+        o = fattn.with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True)
+    assert o[0].isnan().all()
+    agree(o[1:], wanted[1:], roundings=1)  # docs/NUMERICS.md
+    for cache, x, y in zip(caches, before, wanted_caches):
+        assert torch.equal(cache[0], x[0]) and torch.equal(cache[1:], y[1:])
+
+
 def test_addresses_that_are_not_aligned():
     case = plain("cuda", causal=True)
     (q, k, v), dout = leaves(case, "cuda")

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
+from fattn import _operators  # noqa: E402
 from attention_reference import reordered, rounded  # noqa: E402
 from torch_cases import agree  # noqa: E402
 
@@ -101,6 +102,42 @@ def test_with_kvcache(device, tensor_lengths, paged, bhsd):
     agree(swap(got), wanted, 32, 33)  # q k, over the keys
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_at_once_is_as_by_operations_of_torch(device, monkeypatch, dtype, interleaved):
+    """What torch.compile sees: on the CPU bit by bit, on a GPU but for products that are fused with sums."""
+    torch.manual_seed(2)
+    cos, sin = (t.to(device) for t in angles(40, 5))
+    table = torch.randperm(10, device=device).reshape(2, 5)
+    for number in (0, 1):
+        for paged in (False, True):
+            shape = (10, 6, 2, 16) if paged else (2, 30, 2, 16)
+            caches = torch.randn(2, *shape, device=device).to(dtype)
+            q, k, v = (torch.randn(2, n, heads, 16, device=device).to(dtype) for n, heads in ((2, 4), (3, 2), (3, 2)))
+            lengths = 11 if number else torch.tensor([25, 4], device=device)
+            options = {"block_table": table} if paged else {}
+            results = []
+            for by_torch in (False, True):
+                monkeypatch.setattr(torch.compiler, "is_compiling", lambda: by_torch)
+                own = caches.clone()
+                o = fattn.with_kvcache(q, *own, k, v, cache_seqlens=lengths, causal=True, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, **options)
+                results.append((own, o))
+            if device == "cpu":
+                assert all(torch.equal(x, y) for x, y in zip(*results))
+            else:
+                agree(results[0][0], results[1][0], 2, 1)
+                agree(results[0][1], results[1][1], 16, 28)
+
+
+def test_operator():
+    """Its schema, its shapes without data, and that it writes nothing but the caches."""
+    cos, sin = angles(12, 4)
+    caches, (k, v), q = torch.zeros(2, 2, 9, 2, 8), torch.randn(2, 2, 3, 2, 8), torch.randn(2, 3, 4, 8)
+    lengths = torch.tensor([6, 0], dtype=torch.int32)
+    torch.library.opcheck(_operators.append, (k, v, *caches, 0, lengths, None, q, cos, sin, False))
+    torch.library.opcheck(_operators.append, (k, v, *caches, 4))
+
+
 def test_bad_input():
     x, (cos, sin) = torch.zeros(2, 5, 2, 8), angles(9, 4)
     for arguments, options, message in (((x[0], cos, sin), {}, "x has 3 dimensions and layout is 'bshd'"), ((x, cos[None], sin[None]), {}, "cos has the shape"),
@@ -115,5 +152,5 @@ def test_bad_input():
     caches = torch.zeros(2, 2, 9, 2, 8)
     with pytest.raises(ValueError, match="rotary_sin is None, and the other is not"):
         fattn.with_kvcache(x[:, :1], *caches, cache_seqlens=3, rotary_cos=cos)
-    with pytest.raises(ValueError, match="rotary_cos: positions 8 to 9"):
-        fattn.with_kvcache(x[:, :2], *caches, x[:, :2], x[:, :2], cache_seqlens=8, rotary_cos=cos, rotary_sin=sin)
+    with pytest.raises(ValueError, match="cache_seqlens is 8, for a sequence of 2 rows; rotary_cos has 9 rows"):
+        fattn.with_kvcache(x[:, :2], *torch.zeros(2, 2, 12, 2, 8), x[:, :2], x[:, :2], cache_seqlens=8, rotary_cos=cos, rotary_sin=sin)

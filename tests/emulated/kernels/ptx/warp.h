@@ -16,4 +16,15 @@ inline float shfl_xor(float x, int lane_mask) {
   return other;
 }
 
+inline unsigned shfl_xor(unsigned x, int lane_mask) { return __float_as_uint(shfl_xor(__uint_as_float(x), lane_mask)); }
+
+inline bool vote_all(bool x) {
+  emulated::warp->exchanged[threadIdx.x % 32] = x ? 1.0f : 0.0f;
+  warp_sync();
+  bool all = true;
+  for (const float each : emulated::warp->exchanged) all = all && each != 0;
+  warp_sync();
+  return all;
+}
+
 }  // namespace fattn::ptx
