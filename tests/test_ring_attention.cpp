@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -96,16 +98,33 @@ struct Case {
   DType dtype = DType::kF32;
   int64_t batch = 1, nheads = 2, nheads_k = 1, headdim = 16, headdim_v = 16;
   bool documents = false, sinks = false, dlse = false, asks_lse = true, fp32_out = false;
+  int alibi = 0;                                           // dimensions of slopes
+  std::array<bool, 3> bias_shares = {}, mask_shares = {};  // one for all of batch, heads, rows
+  bool bias = false, mask = false, dbias = false, bias_fp32 = false, dbias_fp32 = false;
   int ranks = 2;
   bool late = false;
 };
 
 struct Inputs {
-  Owned q, k, v, dout, dlse, document_q, document_k, sinks;
+  Owned q, k, v, dout, dlse, document_q, document_k, sinks, slopes, bias, mask, dropout_state;
 };
 struct Results {
-  Owned o, lse, dq, dk, dv, dsinks;
+  Owned o, lse, dq, dk, dv, dsinks, dbias;
 };
+
+std::vector<int64_t> shape_of_pairs(const Case& c, const std::array<bool, 3>& shares, int64_t rows) {
+  return {shares[0] ? 1 : c.batch, shares[1] ? 1 : c.nheads, shares[2] ? 1 : rows, c.sequence.seqlen_k};
+}
+Owned bytes(std::vector<int64_t> shape, const auto& value) {
+  Owned t(DType::kU8, std::move(shape));
+  for (int64_t i = 0; i < t.size(); ++i) t.memory[static_cast<size_t>(i)] = static_cast<char>(value(i));
+  return t;
+}
+Owned numbers(const std::vector<int64_t>& values) {
+  Owned t(DType::kI64, {static_cast<int64_t>(values.size())});
+  std::memcpy(t.memory.data(), values.data(), t.memory.size());
+  return t;
+}
 
 Inputs inputs_of(const Case& c, uint64_t seed) {
   Inputs in;
@@ -116,6 +135,14 @@ Inputs inputs_of(const Case& c, uint64_t seed) {
   in.dout = normal(c.dtype, {c.batch, m, c.nheads, c.headdim_v}, seed + 3);
   if (c.dlse) in.dlse = normal(DType::kF32, {c.batch, c.nheads, m}, seed + 4);
   if (c.sinks) in.sinks = normal(DType::kF32, {c.nheads}, seed + 5);
+  if (c.alibi > 0) {
+    in.slopes = normal(DType::kF32, c.alibi == 1 ? std::vector<int64_t>{c.nheads} : std::vector<int64_t>{c.batch, c.nheads}, seed + 6);
+    for (int64_t i = 0; i < in.slopes.size(); ++i) in.slopes.set(i, std::fabs(in.slopes.get(i)) / 4);
+  }
+  if (c.bias) in.bias = normal(c.bias_fp32 ? DType::kF32 : c.dtype, shape_of_pairs(c, c.bias_shares, m), seed + 7);
+  const Random random(7, seed + 8);
+  if (c.mask) in.mask = bytes(shape_of_pairs(c, c.mask_shares, m), [&](int64_t i) { return random.uniform(static_cast<uint64_t>(i)) > 0.3; });
+  if (c.options.p_dropout > 0) in.dropout_state = numbers({static_cast<int64_t>(seed * 77), -5});
   if (!c.documents) return in;
   const auto ids = [&](int64_t length) {  // four documents of any lengths
     Owned t(DType::kI32, {c.batch, length});
@@ -135,18 +162,26 @@ Results one_call(const Case& c, const Inputs& in, DType dtype) {
   if (dtype == DType::kF64) options.backend = Backend::kReference;
   const Owned q = in.q.as(dtype), k = in.k.as(dtype), v = in.v.as(dtype), dout = in.dout.as(dtype);
   const Owned sinks = c.sinks ? in.sinks.as(lse_dtype) : Owned(), dlse = c.dlse ? in.dlse.as(lse_dtype) : Owned();
-  Results r{{dtype, dout.shape}, {lse_dtype, {c.batch, c.nheads, c.sequence.seqlen_q}}, {dtype, q.shape}, {dtype, k.shape}, {dtype, v.shape}, {}};
+  Results r{{dtype, dout.shape}, {lse_dtype, {c.batch, c.nheads, c.sequence.seqlen_q}}, {dtype, q.shape}, {dtype, k.shape}, {dtype, v.shape}, {}, {}};
   if (c.sinks) r.dsinks = Owned(lse_dtype, {c.nheads});
+  if (c.dbias) r.dbias = Owned(dtype == DType::kF64 || !c.dbias_fp32 ? dtype : DType::kF32, shape_of_pairs(c, c.bias_shares, c.sequence.seqlen_q));
+  const Owned bias = c.bias ? in.bias.as(dtype == DType::kF64 ? dtype : in.bias.dtype) : Owned();
+  Owned state = in.dropout_state;
   const auto run = [&](const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& o_, const Tensor& lse_, const Tensor& dout_,
                        const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dlse_) {
     ForwardTensors f{q_, k_, v_, o_, lse_, {}};
     f.scores.sinks = sinks.view();
     f.scores.document_q = in.document_q.view();
     f.scores.document_k = in.document_k.view();
+    f.scores.alibi_slopes = in.slopes.view();
+    f.scores.bias = bias.view();
+    f.scores.mask = in.mask.view();
+    f.scores.dropout_state = state.view();
     forward(f, options);
     BackwardTensors b{q_, k_, v_, o_, lse_, dout_, dq_, dk_, dv_, f.scores};
     b.dlse = dlse_;
     b.dsinks = r.dsinks.view();
+    b.dbias = r.dbias.view();
     backward(b, options);
   };
   if (c.sequence.cu_seqlens_q.empty()) {
@@ -160,6 +195,7 @@ Results one_call(const Case& c, const Inputs& in, DType dtype) {
     const auto of_k = [&](const Owned& t) { return detail::slice(t.view(), 1, b, n); };
     run(of_q(q), of_k(k), of_k(v), of_q(r.o), detail::slice(r.lse.view(), 2, a, m), of_q(dout), of_q(r.dq), of_k(r.dk), of_k(r.dv),
         c.dlse ? detail::slice(dlse.view(), 2, a, m) : Tensor());
+    if (options.p_dropout > 0) reinterpret_cast<int64_t*>(state.memory.data())[1] += c.nheads;  // as of a batch entry
   }
   return r;
 }
@@ -179,10 +215,19 @@ void by_groups(const Case& c, const std::function<void(RingTransport&)>& body) {
 // All ranks, and their rows put together.
 Results all_ranks(const Case& c, const Inputs& in, const Runner& run) {
   const DType out = c.fp32_out ? DType::kF32 : c.dtype;
-  Results r{
-      {c.dtype, in.dout.shape}, {DType::kF32, {c.batch, c.nheads, c.sequence.seqlen_q}}, {out, in.q.shape}, {out, in.k.shape}, {out, in.v.shape}, {}};
+  Results r{{c.dtype, in.dout.shape},
+            {DType::kF32, {c.batch, c.nheads, c.sequence.seqlen_q}},
+            {out, in.q.shape},
+            {out, in.k.shape},
+            {out, in.v.shape},
+            {},
+            {}};
   if (c.sinks) r.dsinks = Owned(DType::kF32, {c.nheads});
   for (int64_t i = 0; i < r.dsinks.size() && c.sinks; ++i) r.dsinks.set(i, 0);
+  if (c.dbias) {
+    r.dbias = Owned(c.dbias_fp32 || c.bias_shares[2] ? DType::kF32 : c.dtype, shape_of_pairs(c, c.bias_shares, c.sequence.seqlen_q));
+    for (int64_t i = 0; i < r.dbias.size(); ++i) r.dbias.set(i, 0);
+  }
   std::mutex mutex;
   run(c, [&](RingTransport& transport) {
     const RingSchedule held = ring_schedule(c.sequence, transport.rank(), transport.ranks());
@@ -196,6 +241,13 @@ Results all_ranks(const Case& c, const Inputs& in, const Runner& run) {
     f.scores.document_q = ids_q.view();
     f.scores.document_k = ids_k.view();
     f.scores.sinks = in.sinks.view();
+    const Owned bias = c.bias ? (c.bias_shares[2] ? in.bias : in.bias.rows(2, held.held_q)) : Owned();
+    const Owned mask = c.mask ? (c.mask_shares[2] ? in.mask : in.mask.rows(2, held.held_q)) : Owned();
+    const Owned dbias = c.dbias ? Owned(c.dbias_fp32 ? DType::kF32 : c.dtype, shape_of_pairs(c, c.bias_shares, held.rows_q)) : Owned();
+    f.scores.alibi_slopes = in.slopes.view();
+    f.scores.bias = bias.view();
+    f.scores.mask = mask.view();
+    f.scores.dropout_state = in.dropout_state.view();
     Options options = c.options;
     options.num_threads = 1;
     RingPlan forward(transport, c.sequence, f, options);
@@ -205,6 +257,7 @@ Results all_ranks(const Case& c, const Inputs& in, const Runner& run) {
     BackwardTensors b{q.view(), k.view(), v.view(), o.view(), lse.view(), dout.view(), dq.view(), dk.view(), dv.view(), f.scores};
     b.dlse = dlse.view();
     if (c.sinks) b.dsinks = dsinks.view();
+    b.dbias = dbias.view();
     RingPlan backward(transport, c.sequence, b, options);
     workspace.assign(backward.workspace_bytes() + 256, 0x7f);
     backward.execute(b, aligned(), backward.workspace_bytes());
@@ -215,6 +268,9 @@ Results all_ranks(const Case& c, const Inputs& in, const Runner& run) {
     r.dk.put_rows(1, held.held_k, dk);
     r.dv.put_rows(1, held.held_k, dv);
     for (int64_t i = 0; c.sinks && i < c.nheads; ++i) r.dsinks.set(i, r.dsinks.get(i) + dsinks.get(i));
+    if (!c.dbias) return;
+    if (!c.bias_shares[2]) return r.dbias.put_rows(2, held.held_q, dbias);
+    for (int64_t i = 0; i < dbias.size(); ++i) r.dbias.set(i, r.dbias.get(i) + dbias.get(i));  // what this rank's rows give
   });
   return r;
 }
@@ -271,6 +327,8 @@ void expect_as_one(const Case& c, uint64_t seed, const std::string& what, AllSqu
   compare("dq", ring.dq, one.dq, exact.dq, epsilon);
   compare("dk", ring.dk, one.dk, exact.dk, epsilon);
   compare("dv", ring.dv, one.dv, exact.dv, epsilon);
+  // Of one row each rank's part is rounded to its dtype.
+  compare("dbias", ring.dbias, one.dbias, exact.dbias, c.dbias_fp32 ? 0x1p-23 : epsilon);
   if (c.sequence.cu_seqlens_q.empty()) compare("dsinks", ring.dsinks, one.dsinks, exact.dsinks, epsilon);
 }
 
@@ -326,6 +384,20 @@ Case random_case(uint64_t seed) {
     c.sequence.seqlen_q = total_q;
     c.sequence.seqlen_k = total_k;
   }
+  const bool packed = !c.sequence.cu_seqlens_q.empty();
+  if (draw.one_of(3)) c.alibi = 1 + static_cast<int>(draw.up_to(1));
+  if (draw.one_of(3)) c.options.p_dropout = 0.25;
+  const auto shares = [&] { return std::array{draw.one_of(2), draw.one_of(2), draw.one_of(3)}; };
+  c.bias_shares = shares();
+  c.mask_shares = shares();
+  if (!packed && draw.one_of(4)) c.bias = true, c.bias_fp32 = draw.one_of(2);
+  if (!packed && draw.one_of(4)) c.mask = true;
+  if (!packed && draw.one_of(c.bias ? 2 : 8)) c.dbias = true, c.dbias_fp32 = draw.one_of(2);
+  if (c.options.p_dropout > 0 && draw.one_of(2)) {  // several blocks of random numbers
+    for (int64_t* x : {&c.sequence.seqlen_q, &c.sequence.seqlen_k}) *x *= 3;
+    for (auto* list : {&c.sequence.cu_seqlens_q, &c.sequence.cu_seqlens_k})
+      for (int64_t& x : *list) x *= 3;
+  }
   return c;
 }
 
@@ -337,7 +409,8 @@ std::string name_of(const Case& c) {
          ", batch " + std::to_string(c.batch) + ", heads " + std::to_string(c.nheads) + "/" + std::to_string(c.nheads_k) + ", " +
          std::to_string(c.headdim) + "/" + std::to_string(c.headdim_v) + (c.documents ? ", documents" : "") + (c.sinks ? ", sinks" : "") +
          (c.dlse ? ", dlse" : "") + (c.fp32_out ? ", fp32 gradients" : "") + (c.sequence.cu_seqlens_q.empty() ? "" : ", packed") +
-         (c.late ? ", late" : "");
+         (c.alibi > 0 ? ", ALiBi of " + std::to_string(c.alibi) + " dimensions" : "") + (o.p_dropout > 0 ? ", dropout" : "") +
+         (c.bias ? ", bias" : "") + (c.mask ? ", mask" : "") + (c.dbias ? ", dbias" : "") + (c.late ? ", late" : "");
 }
 
 void expect_range(uint64_t begin, uint64_t end, AllSquares& squares, const Runner& run = by_threads) {
@@ -356,10 +429,27 @@ TEST(RingAttentionSmall, AsOneProcess) {
 
 TEST(RingAttention, SquaresOfErrorsAreThoseOfOneProcess) {
   AllSquares squares;
-  expect_range(40, 240, squares);
+  expect_range(40, 340, squares);
   EXPECT_GE(squares.size(), 15u);
   // What ranks have of the gradients of sinks is rounded before it is added.
   for (const auto& [what, x] : squares) EXPECT_LE(std::sqrt(x.ring / x.one), what == "dsinks fp32" ? 1.6 : 1.25) << what;
+}
+
+// Rows of keys longer than what is summed at once, parts that begin between random numbers, and all that scores depend on.
+TEST(RingAttention, LongRowsOfPairs) {
+  AllSquares squares;
+  for (const bool shared : {false, true}) {
+    Case c;
+    c.sequence = {300, 2100, RingLayout::kContiguous, {}, {}, true};
+    c.options.p_dropout = 0.25;
+    c.options.window_left = 1700;
+    c.batch = 2;
+    c.alibi = 2;
+    c.bias = c.mask = c.dbias = c.dlse = true;
+    c.bias_fp32 = c.dbias_fp32 = shared;
+    c.bias_shares = c.mask_shares = {shared, !shared, shared};
+    expect_as_one(c, 5, name_of(c), squares);
+  }
 }
 
 TEST(RingAttentionSmall, OverGroups) {
@@ -411,7 +501,8 @@ TEST(RingAttentionSmall, WhatIsRefused) {
   ThreadTransport transport(boxes, 0, 1, false);
   RingSequence sequence;
   sequence.seqlen_q = sequence.seqlen_k = 4;
-  const Owned q(DType::kF32, {1, 4, 2, 8}), ids(DType::kI32, {1, 4}), slopes(DType::kF32, {2});
+  const Owned q(DType::kF32, {1, 4, 2, 8}), ids(DType::kI32, {1, 4}), one_slope(DType::kF32, {1}), four(DType::kI64, {4}),
+      pairs(DType::kF32, {1, 1, 1, 3}), other_kind(DType::kF32, {1, 1, 1, 4});
   const auto said = [&](const std::function<void(ForwardTensors&, Options&)>& change) -> std::string {
     ForwardTensors t{q.view(), q.view(), q.view(), q.view(), {}, {}};
     Options options;
@@ -425,9 +516,19 @@ TEST(RingAttentionSmall, WhatIsRefused) {
   };
   const auto expect = [](const std::string& text, const std::string& wanted) { EXPECT_NE(text.find(wanted), std::string::npos) << text; };
   EXPECT_EQ(said([](ForwardTensors&, Options&) {}), "");
-  expect(said([&](ForwardTensors& t, Options&) { t.scores.alibi_slopes = slopes.view(); }),
-         "ring attention in C++ has no ALiBi; it has causal masks");
-  expect(said([](ForwardTensors&, Options& o) { o.p_dropout = 0.5; }), "has no dropout; set it to 0");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.seqused_k = ids.view(); }),
+         "ring attention in C++ has no lengths of keys (seqused_k); it has causal masks");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.alibi_slopes = one_slope.view(); }),
+         "alibi_slopes is not fp32 (nheads) or (batch, nheads)");
+  expect(said([](ForwardTensors&, Options& o) { o.p_dropout = 0.5; }), "p_dropout is 0.5");
+  expect(said([&](ForwardTensors& t, Options& o) {
+           o.p_dropout = 0.5;
+           t.scores.dropout_state = four.view();
+         }),
+         "dropout_state is not two int64 side by side");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.bias = pairs.view(); }),
+         "bias is not (batch or 1, nheads or 1, rows or 1, keys of all ranks), here 1, 2, 4 and 4");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.mask = other_kind.view(); }), "mask is fp32; allowed: u8");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.document_q = ids.view(); }), "document_q and document_k belong together");
   expect(said([&](ForwardTensors& t, Options&) { t.v = {}; }), "q, k, v or o is absent");
   expect(said([&](ForwardTensors& t, Options&) {

@@ -2,150 +2,10 @@
 #pragma once
 
 #include "fattn/ring_plan.hpp"
+#include "fattn/ring_prepare.hpp"
+#include "fattn/ring_scores.hpp"
 
 namespace fattn {
-
-inline RingPlan::RingPlan(RingTransport& transport, const RingSequence& sequence, const Options& options, const detail::RingTensors& t)
-    : transport_(&transport), options_(options), planned_(t), device_(t.q.device()), index_(t.q.device_index()), dtype_(t.q.dtype()) {
-  // What is wrong here is told to all ranks, which would wait for this one.
-  std::string wrong = "good";
-  std::exception_ptr thrown;
-  try {
-    prepare(sequence, t);
-  } catch (const std::exception& e) {
-    wrong = e.what();
-    thrown = std::current_exception();
-  }
-  if (sequence.agree) {
-    try {
-      detail::agree(transport, facts_of(sequence, t, wrong));
-    } catch (const Error&) {
-      if (!thrown) throw;
-    }
-  }
-  if (thrown) std::rethrow_exception(thrown);
-}
-
-inline void RingPlan::prepare(const RingSequence& sequence, const detail::RingTensors& t) {
-  const int rank = transport_->rank(), ranks = transport_->ranks();
-  const auto schedule_of = [&](int r) { return ring_schedule(sequence, r, ranks, options_.causal, options_.window_left, options_.window_right); };
-  schedule_ = schedule_of(rank);
-  t.check(rank, ranks, schedule_.rows_q, schedule_.rows_k);
-  if (dtype_ != DType::kF32 && dtype_ != DType::kF16 && dtype_ != DType::kBF16)
-    throw Error(ErrorCode::kUnsupported, std::string("q is ") + name_of(dtype_) + "; ring attention in C++ takes fp32, fp16 and bf16");
-  if (options_.p_dropout > 0)
-    throw Error(ErrorCode::kUnsupported,
-                "p_dropout is " + std::to_string(options_.p_dropout) + "; ring attention in C++ has no dropout; set it to 0");
-  if (!sequence.cu_seqlens_q.empty() && t.q.shape(0) != 1)
-    throw Error(ErrorCode::kInvalidArgument,
-                "q has a batch of " + std::to_string(t.q.shape(0)) + " beside packed sequences (cu_seqlens_q); they are one batch entry: pass 1");
-  if (ranks > 1 && (device_ != transport_->device() || (device_ == Device::kCuda && index_ != transport_->device_index())))
-    throw Error(ErrorCode::kInvalidArgument,
-                "q is not in the memory that the transport exchanges, which is that of " +
-                    (transport_->device() == Device::kCuda ? "CUDA device " + std::to_string(transport_->device_index()) : std::string("the host")));
-  batch_ = t.q.shape(0);
-  nheads_ = t.q.shape(2);
-  nheads_k_ = t.k.shape(2);
-  headdim_ = t.q.shape(3);
-  headdim_v_ = t.v.shape(3);
-  part_dtype_ = device_ == Device::kCuda ? dtype_ : DType::kF32;
-  starts_ = !writes_all_queries() || (!planned_.is_forward && t.dsinks);
-  for (size_t h = 0; h < schedule_.hops.size(); ++h) {
-    const RingHop& hop = schedule_.hops[h];
-    starts_keys_.push_back(!writes_all_keys(h));
-    most_received_ = std::max(most_received_, hop.rows_received);
-    most_sent_ = std::max(most_sent_, hop.rows_sent);
-    for (const RingBlock& b : hop.blocks) {
-      merges_any_ = merges_any_ || merges(b);
-      most_q_ = std::max(most_q_, b.q_rows);
-      most_k_ = std::max(most_k_, b.k_rows);
-    }
-    // In which pieces its keys come: the sender's.
-    pieces_.push_back(hop.rows_received == 0 ? std::vector<fattn_ring_range>{} : schedule_of(hop.receive_from).hops[h].sent);
-  }
-  lay_out();
-  size_t most = 0;
-  const auto plan = [&](const RingBlock& block, size_t hop) { most = std::max(most, call_of(t, block, hop).bytes); };
-  if (starts_) plan(without_keys(), 0);
-  for (size_t h = 0; h < schedule_.hops.size(); ++h) {
-    if (!planned_.is_forward && starts_keys_[h]) plan(without_queries(h), h);
-    for (const RingBlock& block : schedule_.hops[h].blocks) plan(block, h);
-  }
-  space_.plans = workspace_bytes_;
-  workspace_bytes_ += most;
-}
-
-inline detail::RingFacts RingPlan::facts_of(const RingSequence& sequence, const detail::RingTensors& t, const std::string& wrong) const {
-  const auto list = [](const std::vector<int64_t>& numbers) {  // how many, and a fingerprint (FNV-1a)
-    uint64_t hash = 14695981039346656037u;
-    for (const int64_t x : numbers) hash = (hash ^ static_cast<uint64_t>(x)) * 1099511628211u;
-    return std::to_string(numbers.size()) + " numbers of fingerprint " + std::to_string(hash % 1000000007u);
-  };
-  const auto exact = [](double x) {
-    char text[40];
-    std::snprintf(text, sizeof text, "%.17g", x);
-    return std::string(text);
-  };
-  const auto size = [](const Tensor& tensor, int i) { return std::to_string(i < tensor.ndim() ? tensor.shape(i) : 0); };
-  return {{"arguments", wrong},
-          {"pass", planned_.is_forward ? "forward" : "backward"},
-          {"dtype", name_of(dtype_)},
-          {"batch", size(t.q, 0)},
-          {"nheads", size(t.q, 2)},
-          {"nheads_k", size(t.k, 2)},
-          {"headdim", size(t.q, 3)},
-          {"headdim_v", size(t.v, 3)},
-          {"seqlen_q", std::to_string(sequence.seqlen_q)},
-          {"seqlen_k", std::to_string(sequence.seqlen_k)},
-          {"layout", sequence.layout == RingLayout::kZigzag ? "zigzag" : "contiguous"},
-          {"cu_seqlens_q", list(sequence.cu_seqlens_q)},
-          {"cu_seqlens_k", list(sequence.cu_seqlens_k)},
-          {"causal", options_.causal ? "true" : "false"},
-          {"window_left", std::to_string(options_.window_left)},
-          {"window_right", std::to_string(options_.window_right)},
-          {"softcap", exact(options_.softcap)},
-          {"softmax_scale", options_.softmax_scale ? exact(*options_.softmax_scale) : "that of headdim"},
-          {"documents", t.document_q ? "given" : "absent"},
-          {"sinks", t.sinks ? "given" : "absent"}};
-}
-
-inline void RingPlan::lay_out() {
-  size_t used = 0;
-  const auto take = [&](int64_t rows, int64_t width, DType dtype) {
-    const size_t begin = used;
-    used += (static_cast<size_t>(batch_ * rows * width) * size_of(dtype) + 255) / 256 * 256;
-    return begin;
-  };
-  const bool short_dtype = dtype_ != DType::kF32;
-  const int64_t width = nheads_ * headdim_, width_v = nheads_ * headdim_v_, width_k = nheads_k_ * headdim_, width_kv = nheads_k_ * headdim_v_;
-  for (int slot = 0; slot < 2; ++slot) {
-    space_.keys[slot] = take(most_received_, width_k, dtype_);
-    space_.values[slot] = take(most_received_, width_kv, dtype_);
-    space_.ids[slot] = take(planned_.document_q ? most_received_ : 0, 1, DType::kI32);
-  }
-  if (planned_.is_forward) {
-    space_.o = take(short_dtype ? schedule_.rows_q : 0, width_v, DType::kF32);
-    space_.lse = take(schedule_.rows_q, nheads_, merges_any_ ? DType::kF64 : DType::kF32);
-    space_.part = take(most_q_, width_v, DType::kF32);
-    space_.lse_part = take(starts_ ? schedule_.rows_q : most_q_, nheads_, DType::kF32);
-    space_.zeros = take(planned_.sinks ? 1 : 0, headdim_v_, DType::kF32);
-  } else {
-    space_.dq = take(short_dtype ? schedule_.rows_q : 0, width, DType::kF32);
-    space_.dk = take(short_dtype ? schedule_.rows_k : 0, width_k, DType::kF32);
-    space_.dv = take(short_dtype ? schedule_.rows_k : 0, width_kv, DType::kF32);
-    space_.dq_part = take(std::max(most_q_, starts_ ? schedule_.rows_q : 0), width, part_dtype_);
-    const int64_t keys = std::max(most_k_, std::max(most_received_, schedule_.rows_k));
-    space_.dk_part = take(keys, width_k, part_dtype_);
-    space_.dv_part = take(keys, width_kv, part_dtype_);
-    for (int slot = 0; slot < 2; ++slot) {
-      space_.dk_hop[slot] = take(most_received_, width_k, DType::kF32);
-      space_.dv_hop[slot] = take(most_received_, width_kv, DType::kF32);
-    }
-    space_.dk_came = take(most_sent_, width_k, DType::kF32);
-    space_.dv_came = take(most_sent_, width_kv, DType::kF32);
-  }
-  workspace_bytes_ = used;
-}
 
 // --- what there is of tensors ---
 
@@ -179,31 +39,44 @@ inline Tensor RingPlan::sums_of_dv(const detail::RingTensors& t, size_t hop) con
 
 inline ForwardTensors RingPlan::forward_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const {
   const detail::RingPart keys = keys_of(t, hop);
-  ForwardTensors f{
-      detail::slice(t.q, 1, b.q_row, b.q_rows), detail::slice(keys.k, 1, b.k_row, b.k_rows), detail::slice(keys.v, 1, b.k_row, b.k_rows), {}, {}, {}};
-  f.o = merges(b) ? fresh(space_.part, DType::kF32, b.q_rows, nheads_, headdim_v_) : detail::slice(sums_of_o(t), 1, b.q_row, b.q_rows);
-  f.lse = merges_any_ ? fresh_lse(space_.lse_part, DType::kF32, b.q_rows) : detail::slice(sums_of_lse(t), 2, b.q_row, b.q_rows);
-  if (planned_.document_q) {
-    f.scores.document_q = detail::slice(t.document_q, 1, b.q_row, b.q_rows);
-    f.scores.document_k = detail::slice(keys.ids, 1, b.k_row, b.k_rows);
-  }
+  const Pads pads = pads_of(b);
+  const int64_t rows = b.q_rows + pads.rows;
+  ForwardTensors f{rows_of(t.q, space_.q_pad, b.q_row, b.q_rows, pads.rows),
+                   rows_of(keys.k, space_.k_pad, b.k_row, b.k_rows, pads.keys),
+                   rows_of(keys.v, space_.v_pad, b.k_row, b.k_rows, pads.keys),
+                   {},
+                   {},
+                   {}};
+  f.o = merges(b) || pads.rows > 0 ? fresh(space_.part, DType::kF32, rows, nheads_, headdim_v_) : detail::slice(sums_of_o(t), 1, b.q_row, b.q_rows);
+  f.lse = merges_any_ || pads.rows > 0 ? fresh_lse(space_.lse_part, DType::kF32, rows) : detail::slice(sums_of_lse(t), 2, b.q_row, b.q_rows);
+  f.scores = scores_of(t, b, hop);
   return f;
 }
 
 inline BackwardTensors RingPlan::backward_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const {
   const detail::RingPart keys = keys_of(t, hop);
-  const auto of_rows = [&](const Tensor& x) { return detail::slice(x, 1, b.q_row, b.q_rows); };
-  const auto of_keys = [&](const Tensor& x) { return detail::slice(x, 1, b.k_row, b.k_rows); };
-  BackwardTensors g{
-      of_rows(t.q), of_keys(keys.k), of_keys(keys.v), of_rows(t.o), detail::slice(t.lse, 2, b.q_row, b.q_rows), of_rows(t.dout), {}, {}, {}};
-  g.dq = aside(merges(b)) ? fresh(space_.dq_part, part_dtype_, b.q_rows, nheads_, headdim_) : of_rows(sums_of_dq(t));
-  g.dk = aside(adds(b, hop)) ? fresh(space_.dk_part, part_dtype_, b.k_rows, nheads_k_, headdim_) : of_keys(sums_of_dk(t, hop));
-  g.dv = aside(adds(b, hop)) ? fresh(space_.dv_part, part_dtype_, b.k_rows, nheads_k_, headdim_v_) : of_keys(sums_of_dv(t, hop));
-  if (t.dlse) g.dlse = detail::slice(t.dlse, 2, b.q_row, b.q_rows);
-  if (planned_.document_q) {
-    g.scores.document_q = detail::slice(t.document_q, 1, b.q_row, b.q_rows);
-    g.scores.document_k = detail::slice(keys.ids, 1, b.k_row, b.k_rows);
-  }
+  const Pads pads = pads_of(b);
+  const int64_t rows = b.q_rows + pads.rows, all_keys = b.k_rows + pads.keys;
+  const auto of_rows = [&](const Tensor& x, size_t padded) { return rows_of(x, padded, b.q_row, b.q_rows, pads.rows); };
+  const auto of_keys = [&](const Tensor& x, size_t padded) { return rows_of(x, padded, b.k_row, b.k_rows, pads.keys); };
+  const auto of_lse = [&](const Tensor& x, size_t padded, bool made) {
+    return made ? fresh_lse(padded, DType::kF32, rows) : detail::slice(x, 2, b.q_row, b.q_rows);
+  };
+  BackwardTensors g{of_rows(t.q, space_.q_pad),
+                    of_keys(keys.k, space_.k_pad),
+                    of_keys(keys.v, space_.v_pad),
+                    of_rows(t.o, space_.o_pad),
+                    of_lse(t.lse, space_.lse_pad, pads.rows > 0 || b.side != 0),
+                    of_rows(t.dout, space_.dout_pad),
+                    {},
+                    {},
+                    {}};
+  g.dq = aside(merges(b), pads.rows) ? fresh(space_.dq_part, part_dtype_, rows, nheads_, headdim_) : of_rows(sums_of_dq(t), 0);
+  g.dk = aside(adds(b, hop), pads.keys) ? fresh(space_.dk_part, part_dtype_, all_keys, nheads_k_, headdim_) : of_keys(sums_of_dk(t, hop), 0);
+  g.dv = aside(adds(b, hop), pads.keys) ? fresh(space_.dv_part, part_dtype_, all_keys, nheads_k_, headdim_v_) : of_keys(sums_of_dv(t, hop), 0);
+  if (t.dlse) g.dlse = of_lse(t.dlse, space_.dlse_pad, pads.rows > 0);
+  g.scores = scores_of(t, b, hop);
+  if (planned_.dbias && has_pairs(b)) g.dbias = dbias_of(b);
   if (t.dsinks && b.k_rows == 0) {  // the gradient of sinks needs no key
     g.scores.sinks = t.sinks;
     g.dsinks = t.dsinks;
@@ -212,13 +85,16 @@ inline BackwardTensors RingPlan::backward_of(const detail::RingTensors& t, const
 }
 
 inline const RingPlan::Call& RingPlan::call_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) {
-  const Key key{b.q_rows, b.k_rows, b.window_left, b.window_right, hop == 0 ? -1 : schedule_.hops[hop].rows_received, merges(b), adds(b, hop)};
+  const Pads pads = pads_of(b);
+  const Key key{b.q_rows,  b.k_rows,  b.window_left, b.window_right, hop == 0 ? -1 : schedule_.hops[hop].rows_received, merges(b), adds(b, hop),
+                pads.rows, pads.keys, b.side != 0,   makes_mask(b)};
   const auto found = calls_.find(key);
   if (found != calls_.end()) return found->second;
   Options options = options_;
   options.causal = false;  // blocks have windows
   options.window_left = b.window_left;
   options.window_right = b.window_right;
+  if (!has_pairs(b)) options.p_dropout = 0;
   Plan plan = planned_.is_forward ? Plan(forward_of(t, b, hop), options) : Plan(backward_of(t, b, hop), options);
   const size_t bytes = plan.workspace_bytes();
   return calls_.emplace(key, Call{std::move(plan), bytes}).first->second;
@@ -295,6 +171,7 @@ inline void RingPlan::begin(const detail::RingTensors& t, void* workspace, size_
   for (; open_ > 0; --open_) transport_->finish(stream);  // what a call that threw had begun
   memory_ = static_cast<char*>(workspace);
   stream_ = stream;
+  fill_tables(t);
 }
 
 // lse in another dtype: a merge of one part, of one column, which stays as it is.
@@ -308,13 +185,19 @@ inline void RingPlan::forward(const detail::RingTensors& t) {
   const auto compute = [&](const RingBlock& b, size_t hop) {
     const ForwardTensors f = forward_of(t, b, hop);
     const Call& call = call_of(t, b, hop);
+    const Pads pads = pads_of(b);
+    make_block(t, b, hop, f);
     call.plan.execute(f, at(space_.plans), call.bytes, stream_);
-    if (!merges_any_ || b.q_rows == 0) return;
+    const Tensor o_part = detail::slice(f.o, 1, pads.rows, b.q_rows), lse_part = detail::slice(f.lse, 2, pads.rows, b.q_rows);
+    if (b.side != 0) sum({lse_as_rows(lse_part), row_terms_of(b, hop)}, lse_as_rows(lse_part), row_options());
+    if ((!merges_any_ && pads.rows == 0) || b.q_rows == 0) return;
     const Tensor o_rows = detail::slice(o, 1, b.q_row, b.q_rows), lse_rows = detail::slice(lse, 2, b.q_row, b.q_rows);
     if (merges(b))
-      merge({{o_rows, lse_rows, {}, {}}, {f.o, f.lse, {}, {}}}, o_rows, lse_rows, row_options());
+      merge({{o_rows, lse_rows, {}, {}}, {o_part, lse_part, {}, {}}}, o_rows, lse_rows, row_options());
+    else if (pads.rows > 0)
+      merge({{o_part, lse_part, {}, {}}}, o_rows, lse_rows, row_options());
     else
-      convert_lse(o_rows, f.lse, lse_rows);
+      convert_lse(o_rows, lse_part, lse_rows);
   };
   begin_keys(t, 1);
   if (starts_) compute(without_keys(), 0);
@@ -324,9 +207,7 @@ inline void RingPlan::forward(const detail::RingTensors& t) {
     for (const RingBlock& b : schedule_.hops[h].blocks) compute(b, h);
   }
   if (t.sinks && schedule_.rows_q > 0) {  // a key without a value for every row
-    fill_zeros();
-    const Tensor none =
-        Tensor(nullptr, DType::kF32, {batch_, schedule_.rows_q, nheads_, headdim_v_}, {0, 0, 0, 1}).on(device_, index_, at(space_.zeros));
+    const Tensor none = constant(space_.zero_row, schedule_.rows_q, nheads_, headdim_v_);
     const Tensor sinks =
         Tensor(nullptr, DType::kF32, {batch_, nheads_, schedule_.rows_q}, {0, t.sinks.stride(0), 0}).on(device_, index_, t.sinks.data());
     merge({{o, lse, {}, {}}, {none, sinks, {}, {}}}, t.o, t.lse, row_options());
@@ -341,14 +222,18 @@ inline void RingPlan::backward(const detail::RingTensors& t) {
   const auto compute = [&](const RingBlock& b, size_t hop) {
     const BackwardTensors g = backward_of(t, b, hop);
     const Call& call = call_of(t, b, hop);
+    const Pads pads = pads_of(b);
+    make_block(t, b, hop, g);
     call.plan.execute(g, at(space_.plans), call.bytes, stream_);
-    const auto add_part = [&](const Tensor& to, const Tensor& part, int64_t first, bool more) {
-      if (aside(more) && part.shape(1) > 0) add(detail::slice(to, 1, first, part.shape(1)), part, more);
+    const auto add_part = [&](const Tensor& to, const Tensor& part, int64_t first, int64_t count, int64_t pad, bool more) {
+      if (aside(more, pad) && count > 0) add(detail::slice(to, 1, first, count), detail::slice(part, 1, pad, count), more);
     };
-    add_part(sums_of_dq(t), g.dq, b.q_row, merges(b));
-    add_part(sums_of_dk(t, hop), g.dk, b.k_row, adds(b, hop));
-    add_part(sums_of_dv(t, hop), g.dv, b.k_row, adds(b, hop));
+    add_part(sums_of_dq(t), g.dq, b.q_row, b.q_rows, pads.rows, merges(b));
+    add_part(sums_of_dk(t, hop), g.dk, b.k_row, b.k_rows, pads.keys, adds(b, hop));
+    add_part(sums_of_dv(t, hop), g.dv, b.k_row, b.k_rows, pads.keys, adds(b, hop));
+    add_dbias(t, b, g.dbias);
   };
+  begin_dbias(t);
   begin_keys(t, 1);
   if (starts_) compute(without_keys(), 0);
   for (size_t h = 0; h < schedule_.hops.size(); ++h) {
@@ -366,6 +251,7 @@ inline void RingPlan::backward(const detail::RingTensors& t) {
   round(sums_of_dq(t), t.dq);
   round(sums_of_dk(t, 0), t.dk);
   round(sums_of_dv(t, 0), t.dv);
+  if (t.dbias && t.dbias.size() > 0 && sums_of_dbias(t).data() != t.dbias.data()) sum_pairs({sums_of_dbias(t)}, t.dbias);
 }
 
 }  // namespace fattn

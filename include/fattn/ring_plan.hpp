@@ -1,4 +1,5 @@
-// A pass of ring attention, planned: its class. fattn/ring_execute.hpp has what the members do; programs include fattn/ring.hpp.
+// A pass of ring attention, planned: its class. ring_prepare.hpp, ring_scores.hpp and ring_execute.hpp have what the members do; programs include
+// fattn/ring.hpp.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +24,10 @@ namespace fattn {
 //
 // Tensors are as one process has them in a call, of this rank's rows: q (batch, rows_q, nheads, headdim), k and v (batch, rows_k, nheads_k, ...), lse
 // (batch, nheads, rows_q). Of packed sequences too, where batch is 1. Rows of k and v, and of document_k, lie behind each other without gaps.
-// Options: causal masks, windows, softcap, softmax_scale, documents (ids of this rank's rows), sinks (the same on every rank), dlse, dsinks (what
-// this rank's rows give). ALiBi, bias, mask, dropout, lengths and pages are refused. 16-bit results are rounded once, at the end; on a GPU gradients
-// of blocks are, too.
+// Options: causal masks, windows, softcap, softmax_scale, documents (ids of this rank's rows), sinks and ALiBi (the same on every rank), bias and
+// mask (rows of this rank or one for all, a column for each key of all ranks; not of packed sequences), dropout (dropout_state has the seed and the
+// offset of the whole matrix, the same on every rank: weights are dropped as one process drops them), dlse, dsinks and dbias (what this rank's rows
+// give). Lengths and pages are refused. 16-bit results are rounded once, at the end; on a GPU gradients of blocks are, too.
 class RingPlan {
  public:
   // Throws Error: kInvalidArgument, kUnsupported (with the reason), and what `transport` throws. `transport` lives as long as the plan.
@@ -61,13 +63,14 @@ class RingPlan {
   void forward(const detail::RingTensors& t);
   void backward(const detail::RingTensors& t);
 
-  // --- fattn/ring_execute.hpp ---
+  // --- fattn/ring_prepare.hpp, ring_execute.hpp ---
 
   struct Call {
     Plan plan;
     size_t bytes;
   };
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool>;  // rows, keys, window, whose keys, where results go
+  // Rows, keys, window, whose keys, where results go; pads, side, whether the mask is a copy.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, bool, bool>;
 
   // The sums of this rank's rows, or of a hop's keys: the caller's tensors where these are fp32.
   detail::RingPart keys_of(const detail::RingTensors& t, size_t hop) const;
@@ -89,11 +92,57 @@ class RingPlan {
   void begin_gradients(const detail::RingTensors& t, size_t h);
   void finish_gradients(const detail::RingTensors& t, size_t h);
 
+  // --- fattn/ring_scores.hpp ---
+
+  // Rows and keys that a block gets before its own.
+  struct Pads {
+    int64_t rows = 0, keys = 0;
+  };
+  Pads pads_of(const RingBlock& b) const;
+  static int64_t place_of(int64_t position, const std::vector<int64_t>& begins, const RingBlock& b) {
+    return position - (begins.empty() ? 0 : begins[static_cast<size_t>(b.sequence)]);
+  }
+  static bool has_pairs(const RingBlock& b) { return b.q_rows > 0 && b.k_rows > 0; }
+  int64_t slopes_batch() const { return planned_.slopes.ndim() == 2 ? planned_.slopes.shape(0) : 1; }
+  size_t number_of(const RingBlock& b, size_t hop) const { return first_block_[hop] + static_cast<size_t>(&b - schedule_.hops[hop].blocks.data()); }
+  size_t key_terms_at(const RingBlock& b, size_t hop) const { return space_.key_terms[number_of(b, hop)]; }
+  size_t row_terms_at(const RingBlock& b, size_t hop) const { return space_.row_terms[number_of(b, hop)]; }
+  size_t hiding_at(int64_t keys) const { return space_.hiding + sizeof(float) * static_cast<size_t>(63 - keys); }  // for so many keys, then zeros
+  ScoreTensors scores_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const;
+  Tensor pairs_of(const Tensor& t, const RingBlock& b, const Pads& pads) const;
+  bool makes_bias(const RingBlock& b) const;
+  Tensor made_bias(const RingBlock& b) const;
+  bool makes_mask(const RingBlock& b) const;
+  Tensor made_mask(const RingBlock& b) const;
+  Tensor ids_of(const Tensor& ids, size_t padded, int64_t first, int64_t count, int64_t pad) const;
+  void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ForwardTensors& f) const;
+  void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const BackwardTensors& g) const;
+  void make_scores(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ScoreTensors& s) const;
+  Tensor row_terms_of(const RingBlock& b, size_t hop) const;
+  void lay_out_tables(size_t& used);
+  void fill_tables(const detail::RingTensors& t);
+  void copy_bytes(void* to, const void* from, size_t bytes, int32_t direction) const;
+  void set_bytes(void* to, size_t bytes) const;
+  Tensor constant(size_t offset, int64_t rows, int64_t heads, int64_t width) const;
+  void sum_pairs(std::initializer_list<Tensor> parts, const Tensor& to) const;
+  static Tensor lse_as_rows(const Tensor& lse);
+  void pad_rows(const Tensor& own, const Tensor& to, int64_t pad) const;
+  void pad_lse(const Tensor& own, const Tensor& to, int64_t pad, size_t before) const;
+  void pad_ids(const Tensor& own, const Tensor& to, int64_t first, int64_t count, int64_t pad) const;
+  Tensor sums_of_dbias(const detail::RingTensors& t) const;
+  Tensor dbias_of(const RingBlock& b) const;
+  void begin_dbias(const detail::RingTensors& t) const;
+  void add_dbias(const detail::RingTensors& t, const RingBlock& b, const Tensor& part) const;
+
   // --- rows ---
 
   char* at(size_t offset) const { return memory_ ? memory_ + offset : nullptr; }
   Tensor fresh(size_t offset, DType dtype, int64_t rows, int64_t heads, int64_t width) const {
     return Tensor(nullptr, dtype, {batch_, rows, heads, width}).on(device_, index_, at(offset));
+  }
+  // Rows of a tensor, or memory for them behind others.
+  Tensor rows_of(const Tensor& x, size_t padded, int64_t first, int64_t count, int64_t pad) const {
+    return pad == 0 ? detail::slice(x, 1, first, count) : fresh(padded, x.dtype(), pad + count, x.shape(2), x.shape(3));
   }
   Tensor fresh_lse(size_t offset, DType dtype, int64_t rows) const {
     return Tensor(nullptr, dtype, {batch_, nheads_, rows}).on(device_, index_, at(offset));
@@ -107,13 +156,6 @@ class RingPlan {
     return o;
   }
   void add(const Tensor& to, const Tensor& part, bool more) const { more ? sum({to, part}, to, row_options()) : sum({part}, to, row_options()); }
-  void fill_zeros() const {
-    const size_t bytes = static_cast<size_t>(headdim_v_) * sizeof(float);
-    if (device_ == Device::kCuda)
-      fattn::check(fattn_cuda_memset(index_, at(space_.zeros), 0, bytes, stream_));
-    else
-      std::memset(at(space_.zeros), 0, bytes);
-  }
 
   // Rows that no block writes begin as what a call without keys, or without queries, makes of them.
   static RingBlock empty_block(int64_t q_rows, int64_t k_rows) {
@@ -140,15 +182,19 @@ class RingPlan {
   // Whether a block's rows, or keys, have results already; whether its own go beside them, to be added.
   bool merges(const RingBlock& b) const { return b.merges || (starts_ && b.k_rows > 0); }
   bool adds(const RingBlock& b, size_t hop) const { return b.adds || (b.q_rows > 0 && starts_keys_[hop]); }
-  bool aside(bool more) const { return more || part_dtype_ != DType::kF32; }
+  bool aside(bool more, int64_t pad) const { return more || pad > 0 || part_dtype_ != DType::kF32; }
 
   // Offsets into the workspace.
   struct Space {
     size_t plans = 0;                                                      // the workspace of a block's plan
     size_t keys[2] = {}, values[2] = {}, ids[2] = {};                      // of every other hop
     size_t o = 0, lse = 0, part = 0, lse_part = 0;                         // forward: sums of this rank's rows, results of a block
-    size_t zeros = 0;                                                      // with sinks: a row of o
     size_t dq = 0, dk = 0, dv = 0, dq_part = 0, dk_part = 0, dv_part = 0;  // backward, likewise
+    size_t q_pad = 0, k_pad = 0, v_pad = 0, ids_q = 0, ids_k = 0;          // a block behind rows and keys before its own
+    size_t o_pad = 0, dout_pad = 0, lse_pad = 0, dlse_pad = 0;             // backward, likewise; lse_pad: or with row terms
+    size_t bias = 0, mask = 0, dbias = 0, dbias_part = 0;                  // of a block, made; the gradient of a bias of one row, a block's
+    size_t tables = 0, zero_row = 0, hiding = 0;                           // fattn/ring_scores.hpp
+    std::vector<size_t> key_terms, row_terms;                              // in the order of the blocks
     size_t dk_hop[2] = {}, dv_hop[2] = {}, dk_came = 0, dv_came = 0;       // of every other hop's keys; of this rank's, from another
   };
   void lay_out();
@@ -163,9 +209,12 @@ class RingPlan {
   DType dtype_, part_dtype_ = DType::kF32;  // part_dtype_: of a block's gradients
   int64_t batch_ = 0, nheads_ = 0, nheads_k_ = 0, headdim_ = 0, headdim_v_ = 0;
   int64_t most_q_ = 0, most_k_ = 0, most_received_ = 0, most_sent_ = 0;
-  bool starts_ = false;            // with a call without keys
-  std::vector<bool> starts_keys_;  // of each hop: with a call without queries
-  bool merges_any_ = false;        // some rows have results of several blocks
+  bool starts_ = false;  // with a call without keys
+  std::vector<int64_t> cu_seqlens_q_, cu_seqlens_k_;
+  std::vector<size_t> first_block_;  // of each hop, among all
+  std::vector<char> tables_;         // as they are in the workspace
+  std::vector<bool> starts_keys_;    // of each hop: with a call without queries
+  bool merges_any_ = false;          // some rows have results of several blocks
   Space space_;
   size_t workspace_bytes_ = 0;
   std::map<Key, Call> calls_;

@@ -49,15 +49,23 @@ struct RingSchedule {
   std::vector<RingHop> hops;
 };
 
+// What blocks must be for what else scores depend on: fattn_ring_problem's has_alibi and keep_positions.
+struct RingBlocks {
+  bool alibi = false;
+  bool positions = false;  // for a bias, a mask or dropout, which know the positions of rows
+};
+
 // That of one rank. Windows are as in Options. Throws Error.
 inline RingSchedule ring_schedule(const RingSequence& sequence, int rank, int ranks, bool causal = false, int64_t window_left = -1,
-                                  int64_t window_right = -1) {
+                                  int64_t window_right = -1, RingBlocks made_for = {}) {
   fattn_ring_problem p{};
   p.struct_size = sizeof p;
   p.layout = static_cast<int32_t>(sequence.layout);
   p.nranks = ranks;
   p.rank = rank;
   p.causal = causal ? 1 : 0;
+  p.has_alibi = made_for.alibi ? 1 : 0;
+  p.keep_positions = made_for.positions ? 1 : 0;
   p.has_window = window_left != -1 || window_right != -1 ? 1 : 0;
   p.window_left = window_left;
   p.window_right = window_right;

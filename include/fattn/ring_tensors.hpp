@@ -1,6 +1,7 @@
 // The tensors of a pass of ring attention (fattn/ring.hpp), whichever pass it is, and slices of them.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "fattn/tensors.hpp"
@@ -26,8 +27,8 @@ struct RingPart {
 
 struct RingTensors {
   bool is_forward;
-  Tensor q, k, v, o, lse, document_q, document_k, sinks;
-  Tensor dout, dq, dk, dv, dlse, dsinks;
+  Tensor q, k, v, o, lse, document_q, document_k, sinks, slopes, bias, mask, dropout_state;
+  Tensor dout, dq, dk, dv, dlse, dsinks, dbias;
 
   explicit RingTensors(const ForwardTensors& t) : RingTensors(t, true) { refuse(t.weights, "weights"); }
   explicit RingTensors(const BackwardTensors& t) : RingTensors(t, false) {
@@ -37,7 +38,7 @@ struct RingTensors {
     dv = t.dv;
     dlse = t.dlse;
     dsinks = t.dsinks;
-    refuse(t.dbias, "dbias");
+    dbias = t.dbias;
   }
 
   // That shapes are those of a rank which holds so many rows. Throws Error. (Heads and widths are checked as in any call.)
@@ -54,8 +55,7 @@ struct RingTensors {
     if (refused_)
       throw Error(ErrorCode::kUnsupported,
                   std::string("ring attention in C++ has no ") + refused_ +
-                      "; it has causal masks, windows, softcap, documents, sinks and packed sequences (fattn.distributed of the "
-                      "Python package has more)");
+                      "; it has causal masks, windows, softcap, documents, sinks, ALiBi, biases, masks, dropout and packed sequences");
     if (!q || !k || !v || (!is_forward && (!lse || !dout || !dq || !dk || !dv)) || !o)
       invalid(is_forward ? "q, k, v or o is absent; ring attention needs all four"
                          : "q, k, v, o, lse, dout, dq, dk or dv is absent; the backward pass of ring attention needs all nine");
@@ -78,13 +78,42 @@ struct RingTensors {
     }
   }
 
+  // What scores depend on: rows of this rank, keys of all ranks.
+  void check_scores(int64_t rows_q, int64_t seqlen_k, bool packed, double p_dropout) const {
+    for (const Named& x : {Named{&bias, "bias"}, Named{&mask, "mask"}, Named{&dbias, "dbias"}}) {
+      if (!*x.tensor) continue;
+      if (packed)
+        throw Error(ErrorCode::kUnsupported, std::string(x.name) +
+                                                 " is given with packed sequences (cu_seqlens_q), which ring attention in C++ has not; "
+                                                 "give document_q and document_k in place of cu_seqlens_q");
+      const Tensor& t = *x.tensor;
+      const auto fits = [&](int dim, int64_t whole) { return t.shape(dim) == 1 || t.shape(dim) == whole; };
+      if (t.ndim() != 4 || !fits(0, q.shape(0)) || !fits(1, q.shape(2)) || !fits(2, rows_q) || t.shape(3) != seqlen_k || t.stride(3) != 1)
+        invalid(std::string(x.name) + " is not (batch or 1, nheads or 1, rows or 1, keys of all ranks), here " + std::to_string(q.shape(0)) + ", " +
+                std::to_string(q.shape(2)) + ", " + std::to_string(rows_q) + " and " + std::to_string(seqlen_k) + ", with keys side by side");
+      const bool is_mask = x.tensor == &mask;
+      if (is_mask ? t.dtype() != DType::kU8 : t.dtype() != DType::kF32 && t.dtype() != q.dtype())
+        invalid(std::string(x.name) + " is " + name_of(t.dtype()) + "; allowed: " + (is_mask ? "u8" : "fp32 or q's dtype"));
+    }
+    if (slopes && (slopes.dtype() != DType::kF32 || slopes.ndim() > 2 || slopes.shape(slopes.ndim() - 1) != q.shape(2) ||
+                   (slopes.ndim() == 2 && slopes.shape(0) != q.shape(0))))
+      invalid("alibi_slopes is not fp32 (nheads) or (batch, nheads); q has " + std::to_string(q.shape(2)) + " heads");
+    if (!(p_dropout > 0)) return;
+    if (!dropout_state)
+      invalid("p_dropout is " + std::to_string(p_dropout) + ", and dropout_state is absent; it has the seed and the offset, two int64");
+    if (dropout_state.dtype() != DType::kI64 || dropout_state.ndim() != 1 || dropout_state.shape(0) != 2 || dropout_state.stride(0) != 1)
+      invalid("dropout_state is not two int64 side by side, the seed and the offset of the whole matrix");
+  }
+
   // Whether all but the memory is the same.
   bool same_kind(const RingTensors& other) const {
     if (is_forward != other.is_forward) return false;
-    const Tensor *const mine[] = {&q, &k, &v, &o, &lse, &document_q, &document_k, &sinks, &dout, &dq, &dk, &dv, &dlse, &dsinks},
-                        *const others[] = {&other.q,     &other.k,    &other.v,  &other.o,  &other.lse, &other.document_q, &other.document_k,
-                                           &other.sinks, &other.dout, &other.dq, &other.dk, &other.dv,  &other.dlse,       &other.dsinks};
-    for (size_t i = 0; i < sizeof mine / sizeof mine[0]; ++i) {
+    const auto all = [](const RingTensors& t) {
+      return std::array{&t.q,    &t.k,    &t.v,  &t.o,  &t.lse, &t.document_q, &t.document_k, &t.sinks, &t.slopes,       &t.bias,
+                        &t.mask, &t.dout, &t.dq, &t.dk, &t.dv,  &t.dlse,       &t.dsinks,     &t.dbias, &t.dropout_state};
+    };
+    const auto mine = all(*this), others = all(other);
+    for (size_t i = 0; i < mine.size(); ++i) {
       const Tensor &a = *mine[i], &b = *others[i];
       if (a.ndim() != b.ndim() || (a && (a.dtype() != b.dtype() || a.device() != b.device() || a.device_index() != b.device_index()))) return false;
       for (int d = 0; d < a.ndim(); ++d)
@@ -104,7 +133,11 @@ struct RingTensors {
         lse(t.lse),
         document_q(t.scores.document_q),
         document_k(t.scores.document_k),
-        sinks(t.scores.sinks) {
+        sinks(t.scores.sinks),
+        slopes(t.scores.alibi_slopes),
+        bias(t.scores.bias),
+        mask(t.scores.mask),
+        dropout_state(t.scores.dropout_state) {
     refuse(t.scores);
   }
   struct Named {
@@ -118,10 +151,6 @@ struct RingTensors {
   }
   void refuse(const ScoreTensors& s) {
     refuse(s.seqused_k, "lengths of keys (seqused_k)");
-    refuse(s.alibi_slopes, "ALiBi");
-    refuse(s.bias, "bias");
-    refuse(s.mask, "mask of pairs");
-    refuse(s.dropout_state, "dropout");
     refuse(s.block_table, "pages (block_table)");
     refuse(s.cu_seqlens_q, "cu_seqlens among its tensors: RingSequence has them");
     refuse(s.status, "status");
@@ -164,7 +193,8 @@ struct RingTensors {
     if (dsinks && !sinks) invalid("dsinks is given and sinks is absent; give both, or neither");
     for (const Named& x : {Named{&k, "k"}, Named{&v, "v"}, Named{&o, "o"}, Named{&lse, "lse"}, Named{&dout, "dout"}, Named{&dq, "dq"},
                            Named{&dk, "dk"}, Named{&dv, "dv"}, Named{&dlse, "dlse"}, Named{&sinks, "sinks"}, Named{&dsinks, "dsinks"},
-                           Named{&document_q, "document_q"}, Named{&document_k, "document_k"}})
+                           Named{&document_q, "document_q"}, Named{&document_k, "document_k"}, Named{&slopes, "alibi_slopes"}, Named{&bias, "bias"},
+                           Named{&mask, "mask"}, Named{&dropout_state, "dropout_state"}, Named{&dbias, "dbias"}})
       if (*x.tensor && (x.tensor->device() != q.device() || x.tensor->device_index() != q.device_index()))
         invalid(std::string(x.name) + " and q are on different devices; all tensors of a rank are on one");
   }

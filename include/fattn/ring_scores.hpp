@@ -1,0 +1,325 @@
+// What scores of a block of ring attention depend on beside q and k: bias, mask, ALiBi and dropout. Programs include fattn/ring.hpp.
+//
+// ALiBi of a block whose keys are all on one side of its queries is linear in both: what follows from the query alone leaves the softmax as it is and
+// is taken off lse (row terms), what follows from the key is a bias. Dropout draws random numbers by the place in the whole matrix, 16 queries and 64
+// keys at once: a block that begins elsewhere gets rows and keys before its own (pads), whose results are thrown away, or which a bias of -inf hides.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "fattn/ring_plan.hpp"
+
+namespace fattn {
+namespace detail {
+
+inline constexpr int64_t kRingRows = 16, kRingKeys = 64;  // where random numbers begin anew
+
+inline Tensor shared(const Tensor& t, int64_t a, int64_t b, int64_t c, int64_t d) {  // t where it is 1 in a dimension, for all
+  const auto stride = [&](int i) { return t.shape(i) == 1 ? 0 : t.stride(i); };
+  return Tensor(nullptr, t.dtype(), {a, b, c, d}, {stride(0), stride(1), stride(2), 1}).on(t.device(), t.device_index(), t.data());
+}
+
+}  // namespace detail
+
+inline RingPlan::Pads RingPlan::pads_of(const RingBlock& b) const {
+  if (!(options_.p_dropout > 0) || !has_pairs(b)) return {};
+  return {place_of(b.q_position, cu_seqlens_q_, b) % detail::kRingRows, place_of(b.k_position, cu_seqlens_k_, b) % detail::kRingKeys};
+}
+
+// Rows of this rank, keys of all. With pads: keys before them too, and rows if there are any.
+inline Tensor RingPlan::pairs_of(const Tensor& t, const RingBlock& b, const Pads& pads) const {
+  const Tensor rows = t.shape(2) == 1 ? t : detail::slice(t, 2, b.q_row - pads.rows, b.q_rows + pads.rows);
+  return detail::slice(rows, 3, b.k_position - pads.keys, b.k_rows + pads.keys);
+}
+
+// A bias that is made: by the tensor's own and ALiBi's, and -inf for keys before the block's.
+inline bool RingPlan::makes_bias(const RingBlock& b) const {
+  const Pads pads = pads_of(b);
+  if (!planned_.bias) return b.side != 0 && pads.keys > 0;
+  return b.side != 0 || pads.keys > 0 || (pads.rows > 0 && planned_.bias.shape(2) != 1);
+}
+inline Tensor RingPlan::made_bias(const RingBlock& b) const {
+  const Pads pads = pads_of(b);
+  const Tensor& bias = planned_.bias;
+  const bool alibi = b.side != 0;
+  const int64_t n = (bias && bias.shape(0) != 1) || (alibi && slopes_batch() != 1) ? batch_ : 1;
+  const int64_t h = alibi || (bias && bias.shape(1) != 1) ? nheads_ : 1;
+  const int64_t rows = bias && bias.shape(2) != 1 ? b.q_rows + pads.rows : 1;
+  return Tensor(nullptr, DType::kF32, {n, h, rows, b.k_rows + pads.keys}).on(device_, index_, at(space_.bias));
+}
+// A row of the mask is copied only if there are none of the rank's own before it.
+inline bool RingPlan::makes_mask(const RingBlock& b) const { return planned_.mask && planned_.mask.shape(2) != 1 && b.q_row < pads_of(b).rows; }
+inline Tensor RingPlan::made_mask(const RingBlock& b) const {
+  const Pads pads = pads_of(b);
+  const Tensor& mask = planned_.mask;
+  return Tensor(nullptr, DType::kU8, {mask.shape(0), mask.shape(1), b.q_rows + pads.rows, b.k_rows + pads.keys}).on(device_, index_, at(space_.mask));
+}
+inline Tensor RingPlan::ids_of(const Tensor& ids, size_t padded, int64_t first, int64_t count, int64_t pad) const {
+  if (pad == 0) return detail::slice(ids, 1, first, count);
+  return Tensor(nullptr, DType::kI32, {batch_, count + pad}).on(device_, index_, at(padded));
+}
+
+inline ScoreTensors RingPlan::scores_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const {
+  ScoreTensors s;
+  const Pads pads = pads_of(b);
+  if (planned_.document_q) {
+    s.document_q = ids_of(t.document_q, space_.ids_q, b.q_row, b.q_rows, pads.rows);
+    s.document_k = ids_of(keys_of(t, hop).ids, space_.ids_k, b.k_row, b.k_rows, pads.keys);
+  }
+  if (!has_pairs(b)) return s;
+  if (makes_bias(b))
+    s.bias = made_bias(b);
+  else if (planned_.bias)
+    s.bias = pairs_of(t.bias, b, {});
+  else if (b.side != 0)
+    s.bias = Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, b.k_rows}).on(device_, index_, at(key_terms_at(b, hop)));
+  else if (pads.keys > 0)
+    s.bias = Tensor(nullptr, DType::kF32, {1, 1, 1, pads.keys + b.k_rows}).on(device_, index_, at(hiding_at(pads.keys)));
+  if (planned_.mask) s.mask = makes_mask(b) ? made_mask(b) : pairs_of(t.mask, b, pads);
+  if (planned_.slopes && b.side == 0) s.alibi_slopes = t.slopes;
+  if (options_.p_dropout > 0)
+    s.dropout_state = Tensor(nullptr, DType::kI64, {4}).on(device_, index_, at(space_.tables + 4 * sizeof(int64_t) * number_of(b, hop)));
+  return s;
+}
+
+// --- tables, made anew in each call, as what they follow from may change from call to call ---
+
+// States of dropout, a block each; a row of zeros; -inf for kRingKeys - 1 keys and zeros; of each block on one side key terms and row terms.
+inline void RingPlan::lay_out_tables(size_t& used) {
+  size_t blocks = 0;
+  for (const RingHop& hop : schedule_.hops) {
+    first_block_.push_back(blocks);
+    blocks += hop.blocks.size();
+  }
+  const auto take = [&](size_t bytes) {
+    const size_t begin = used;
+    used += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  const bool dropout = options_.p_dropout > 0;
+  space_.tables = used;
+  take(dropout ? 4 * sizeof(int64_t) * blocks : 0);
+  space_.zero_row = take(sizeof(float) * static_cast<size_t>(std::max({headdim_, headdim_v_, planned_.dbias ? planned_.dbias.shape(3) : 0})));
+  space_.hiding = take(dropout ? sizeof(float) * static_cast<size_t>(detail::kRingKeys + most_k_) : 0);
+  for (const RingHop& hop : schedule_.hops)
+    for (const RingBlock& b : hop.blocks) {
+      const auto floats = [&](int64_t rows) { return b.side == 0 ? 0 : sizeof(float) * static_cast<size_t>(slopes_batch() * nheads_ * rows); };
+      space_.key_terms.push_back(take(floats(b.k_rows)));
+      space_.row_terms.push_back(take(floats(b.q_rows)));
+    }
+  tables_.resize(used - space_.tables);
+}
+
+inline void RingPlan::fill_tables(const detail::RingTensors& t) {
+  if (tables_.empty()) return;
+  const auto host = [&](const Tensor& from, size_t count) {  // its first bytes
+    std::vector<char> to(count * size_of(from.dtype()));
+    if (device_ == Device::kCuda)
+      fattn::check(fattn_cuda_copy(index_, FATTN_COPY_TO_HOST, to.data(), from.data(), to.size(), stream_));
+    else
+      std::memcpy(to.data(), from.data(), to.size());
+    return to;
+  };
+  const auto put = [&](size_t offset, int64_t i, auto x) {
+    std::memcpy(tables_.data() + (offset - space_.tables) + static_cast<size_t>(i) * sizeof x, &x, sizeof x);
+  };
+  if (options_.p_dropout > 0) {
+    int64_t state[2];
+    std::memcpy(state, host(t.dropout_state, 2).data(), sizeof state);
+    for (size_t h = 0; h < schedule_.hops.size(); ++h)
+      for (const RingBlock& b : schedule_.hops[h].blocks) {
+        const Pads pads = pads_of(b);
+        const auto first = static_cast<int64_t>(static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(b.sequence * nheads_));
+        const int64_t numbers[] = {state[0], first, place_of(b.q_position, cu_seqlens_q_, b) - pads.rows,
+                                   place_of(b.k_position, cu_seqlens_k_, b) - pads.keys};
+        for (int64_t i = 0; i < 4; ++i) put(space_.tables, 4 * static_cast<int64_t>(number_of(b, h)) + i, numbers[i]);
+      }
+    for (int64_t i = 0; i + 1 < detail::kRingKeys; ++i) put(space_.hiding, i, -std::numeric_limits<float>::infinity());
+  }
+  if (planned_.slopes && std::any_of(schedule_.hops.begin(), schedule_.hops.end(), [](const RingHop& hop) {
+        return std::any_of(hop.blocks.begin(), hop.blocks.end(), [](const RingBlock& b) { return b.side != 0; });
+      })) {
+    const int64_t of_batch = slopes_batch() == 1 ? 0 : t.slopes.stride(0), of_head = t.slopes.stride(t.slopes.ndim() - 1);
+    const std::vector<char> bytes = host(t.slopes, static_cast<size_t>((slopes_batch() - 1) * of_batch + (nheads_ - 1) * of_head + 1));
+    const auto fill = [&](size_t offset, int64_t rows, const auto& term) {
+      for (int64_t n = 0; n < slopes_batch(); ++n)
+        for (int64_t h = 0; h < nheads_; ++h) {
+          float slope;
+          std::memcpy(&slope, bytes.data() + static_cast<size_t>(n * of_batch + h * of_head) * sizeof slope, sizeof slope);
+          for (int64_t i = 0; i < rows; ++i)
+            put(offset, (n * nheads_ + h) * rows + i, static_cast<float>(static_cast<double>(slope) * static_cast<double>(term(i))));
+        }
+    };
+    for (size_t h = 0; h < schedule_.hops.size(); ++h)
+      for (const RingBlock& b : schedule_.hops[h].blocks) {
+        if (b.side == 0) continue;
+        // From the key next to the queries, whose weight is the greatest. Forward row terms are taken off lse, backward they are added.
+        const int64_t last = b.k_rows - 1, sign = planned_.is_forward ? -1 : 1;
+        fill(key_terms_at(b, h), b.k_rows, [&](int64_t j) { return b.side > 0 ? j - last : -j; });
+        fill(row_terms_at(b, h), b.q_rows, [&](int64_t i) { return sign * (b.side > 0 ? i + b.distance - last : -(i + b.distance)); });
+      }
+  }
+  copy_bytes(at(space_.tables), tables_.data(), tables_.size(), FATTN_COPY_TO_DEVICE);
+}
+
+// --- what is made of a block's own before it is computed ---
+
+inline void RingPlan::copy_bytes(void* to, const void* from, size_t bytes, int32_t direction) const {
+  if (bytes == 0) return;
+  if (device_ != Device::kCuda)
+    std::memcpy(to, from, bytes);
+  else
+    fattn::check(direction == FATTN_COPY_ON_DEVICE ? fattn_cuda_copy_async(index_, direction, to, from, bytes, stream_)
+                                                   : fattn_cuda_copy(index_, direction, to, from, bytes, stream_));
+}
+inline void RingPlan::set_bytes(void* to, size_t bytes) const {
+  if (bytes == 0) return;
+  if (device_ == Device::kCuda)
+    fattn::check(fattn_cuda_memset(index_, to, 0, bytes, stream_));
+  else
+    std::memset(to, 0, bytes);
+}
+// One number for all of (batch, rows, heads, width), of the table of zeros and -inf.
+inline Tensor RingPlan::constant(size_t offset, int64_t rows, int64_t heads, int64_t width) const {
+  return Tensor(nullptr, DType::kF32, {batch_, rows, heads, width}, {0, 0, 0, 1}).on(device_, index_, at(offset));
+}
+inline Tensor RingPlan::lse_as_rows(const Tensor& lse) {
+  return Tensor(nullptr, lse.dtype(), {lse.shape(0), lse.shape(2), lse.shape(1), 1}, {lse.stride(0), lse.stride(2), lse.stride(1), 1})
+      .on(lse.device(), lse.device_index(), lse.data());
+}
+inline Tensor RingPlan::row_terms_of(const RingBlock& b, size_t hop) const {
+  return Tensor(nullptr, DType::kF32, {batch_, b.q_rows, nheads_, 1}, {slopes_batch() == 1 ? 0 : nheads_ * b.q_rows, 1, b.q_rows, 1})
+      .on(device_, index_, at(row_terms_at(b, hop)));
+}
+
+// sum() of tensors over pairs, whose rows of keys are longer than those of heads may be: in pieces.
+inline void RingPlan::sum_pairs(std::initializer_list<Tensor> parts, const Tensor& to) const {
+  constexpr int64_t kPiece = 512;
+  const int64_t keys = to.shape(3), whole = keys / kPiece;
+  const auto add = [&](int64_t n, int64_t first, int64_t pieces, int64_t width) {
+    if (pieces == 0 || width == 0) return;
+    const auto piece = [&](const Tensor& t) {
+      char* const data = static_cast<char*>(t.data()) + (n * t.stride(0) + first) * static_cast<int64_t>(size_of(t.dtype()));
+      return Tensor(data, t.dtype(), {t.shape(1), t.shape(2), pieces, width}, {t.stride(1), t.stride(2), kPiece, 1})
+          .on(t.device(), t.device_index(), data);
+    };
+    std::vector<MergePart> all;
+    for (const Tensor& t : parts) all.push_back({piece(t), {}, {}, {}});
+    merge(all, piece(to), {}, row_options());
+  };
+  for (int64_t n = 0; n < to.shape(0); ++n) {
+    add(n, 0, whole, kPiece);
+    add(n, whole * kPiece, 1, keys % kPiece);
+  }
+}
+
+// `own` behind `pad` rows of zeros.
+inline void RingPlan::pad_rows(const Tensor& own, const Tensor& to, int64_t pad) const {
+  if (pad == 0) return;
+  sum({constant(space_.zero_row, pad, to.shape(2), to.shape(3))}, detail::slice(to, 1, 0, pad), row_options());
+  sum({own}, detail::slice(to, 1, pad, own.shape(1)), row_options());
+}
+inline void RingPlan::pad_lse(const Tensor& own, const Tensor& to, int64_t pad, size_t before) const {
+  if (pad > 0) sum({constant(before, pad, nheads_, 1)}, lse_as_rows(detail::slice(to, 2, 0, pad)), row_options());
+  sum({lse_as_rows(own)}, lse_as_rows(detail::slice(to, 2, pad, own.shape(2))), row_options());
+}
+inline void RingPlan::pad_ids(const Tensor& own, const Tensor& to, int64_t first, int64_t count, int64_t pad) const {
+  if (pad == 0) return;
+  set_bytes(to.data(), static_cast<size_t>(to.size()) * size_of(DType::kI32));
+  for (int64_t n = 0; n < batch_; ++n)
+    copy_bytes(detail::slice(detail::slice(to, 0, n, 1), 1, pad, count).data(), detail::slice(detail::slice(own, 0, n, 1), 1, first, count).data(),
+               static_cast<size_t>(count) * size_of(DType::kI32), FATTN_COPY_ON_DEVICE);
+}
+
+inline void RingPlan::make_scores(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ScoreTensors& s) const {
+  const Pads pads = pads_of(b);
+  if (planned_.document_q) {
+    pad_ids(t.document_q, s.document_q, b.q_row, b.q_rows, pads.rows);
+    pad_ids(keys_of(t, hop).ids, s.document_k, b.k_row, b.k_rows, pads.keys);
+  }
+  if (!has_pairs(b)) return;
+  if (makes_bias(b)) {
+    const Tensor to = made_bias(b);
+    const int64_t n = to.shape(0), h = to.shape(1), rows = to.shape(2), keys = to.shape(3), own_rows = rows == 1 ? 1 : b.q_rows;
+    const auto all = [&](size_t offset, int64_t r, int64_t k) {
+      return Tensor(nullptr, DType::kF32, {n, h, r, k}, {0, 0, 0, 1}).on(device_, index_, at(offset));
+    };
+    if (pads.keys > 0 || pads.rows > 0) sum_pairs({all(hiding_at(pads.keys), rows, keys)}, to);
+    const Tensor own = detail::slice(detail::slice(to, 2, rows - own_rows, own_rows), 3, pads.keys, b.k_rows);
+    const Tensor terms =
+        b.side == 0
+            ? Tensor()
+            : detail::shared(Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, b.k_rows}).on(device_, index_, at(key_terms_at(b, hop))), n, h,
+                             own_rows, b.k_rows);
+    if (!planned_.bias) {
+      sum_pairs({terms}, own);
+    } else {
+      const Tensor given = detail::shared(pairs_of(t.bias, b, {}), n, h, own_rows, b.k_rows);
+      b.side == 0 ? sum_pairs({given}, own) : sum_pairs({given, terms}, own);
+    }
+  }
+  if (makes_mask(b)) {
+    const Tensor from = pairs_of(t.mask, b, {0, pads.keys}), to = made_mask(b);
+    set_bytes(to.data(), static_cast<size_t>(to.size()));
+    for (int64_t n = 0; n < to.shape(0); ++n)
+      for (int64_t h = 0; h < to.shape(1); ++h)
+        for (int64_t i = 0; i < b.q_rows; ++i)
+          copy_bytes(static_cast<char*>(to.data()) + n * to.stride(0) + h * to.stride(1) + (pads.rows + i) * to.stride(2),
+                     static_cast<char*>(from.data()) + n * from.stride(0) + h * from.stride(1) + i * from.stride(2), static_cast<size_t>(to.shape(3)),
+                     FATTN_COPY_ON_DEVICE);
+  }
+}
+
+// What a block's tensors have that is not where it is planned to be, which is the caller's.
+inline void RingPlan::make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ForwardTensors& f) const {
+  const Pads pads = pads_of(b);
+  const detail::RingPart keys = keys_of(t, hop);
+  pad_rows(detail::slice(t.q, 1, b.q_row, b.q_rows), f.q, pads.rows);
+  pad_rows(detail::slice(keys.k, 1, b.k_row, b.k_rows), f.k, pads.keys);
+  pad_rows(detail::slice(keys.v, 1, b.k_row, b.k_rows), f.v, pads.keys);
+  make_scores(t, b, hop, f.scores);
+}
+inline void RingPlan::make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const BackwardTensors& g) const {
+  const Pads pads = pads_of(b);
+  make_block(t, b, hop, ForwardTensors{g.q, g.k, g.v, {}, {}, {}, g.scores});
+  pad_rows(detail::slice(t.o, 1, b.q_row, b.q_rows), g.o, pads.rows);
+  pad_rows(detail::slice(t.dout, 1, b.q_row, b.q_rows), g.dout, pads.rows);
+  if (pads.rows > 0 || b.side != 0) pad_lse(detail::slice(t.lse, 2, b.q_row, b.q_rows), g.lse, pads.rows, space_.hiding);
+  if (b.side != 0) {
+    const Tensor own = lse_as_rows(detail::slice(g.lse, 2, pads.rows, b.q_rows));
+    sum({own, row_terms_of(b, hop)}, own, row_options());
+  }
+  if (pads.rows > 0 && t.dlse) pad_lse(detail::slice(t.dlse, 2, b.q_row, b.q_rows), g.dlse, pads.rows, space_.zero_row);
+}
+
+// --- the gradient of a bias ---
+
+// Where each pair has an element of its own, the caller's tensor has it; rows that share one are summed in fp32.
+inline Tensor RingPlan::sums_of_dbias(const detail::RingTensors& t) const {
+  if (t.dbias.dtype() == DType::kF32 || t.dbias.shape(2) != 1) return t.dbias;
+  return Tensor(nullptr, DType::kF32, {t.dbias.shape(0), t.dbias.shape(1), 1, t.dbias.shape(3)}).on(device_, index_, at(space_.dbias));
+}
+inline Tensor RingPlan::dbias_of(const RingBlock& b) const {
+  const Pads pads = pads_of(b);
+  const Tensor& d = planned_.dbias;
+  return Tensor(nullptr, DType::kF32, {d.shape(0), d.shape(1), d.shape(2) == 1 ? 1 : b.q_rows + pads.rows, b.k_rows + pads.keys})
+      .on(device_, index_, at(space_.dbias_part));
+}
+inline void RingPlan::begin_dbias(const detail::RingTensors& t) const {
+  if (!t.dbias || t.dbias.size() == 0) return;
+  const Tensor to = sums_of_dbias(t);
+  sum_pairs(
+      {Tensor(nullptr, DType::kF32, {to.shape(0), to.shape(1), to.shape(2), to.shape(3)}, {0, 0, 0, 1}).on(device_, index_, at(space_.zero_row))},
+      to);
+}
+inline void RingPlan::add_dbias(const detail::RingTensors& t, const RingBlock& b, const Tensor& part) const {
+  if (!t.dbias || !has_pairs(b)) return;
+  const Pads pads = pads_of(b);
+  const bool shared = t.dbias.shape(2) == 1;
+  const Tensor own = detail::slice(shared ? part : detail::slice(part, 2, pads.rows, b.q_rows), 3, pads.keys, b.k_rows);
+  const Tensor sums = sums_of_dbias(t), to = detail::slice(shared ? sums : detail::slice(sums, 2, b.q_row, b.q_rows), 3, b.k_position, b.k_rows);
+  shared ? sum_pairs({to, own}, to) : sum_pairs({own}, to);
+}
+
+}  // namespace fattn
