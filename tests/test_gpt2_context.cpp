@@ -80,7 +80,7 @@ TEST_P(ContextSmall, IsOneNetwork) {
       Network exact = start.network(options_of());
       const Learnt truth = learn(exact, text.batch);
       const double rounding = dtype == DType::kF32 ? 1e-6 : distance(one.gradients, truth.gradients);
-      for (const int ranks : {2, 3, 4, 7}) {
+      for (const int ranks : dtype == DType::kF32 ? std::vector<int>{2, 3, 7} : std::vector<int>{4}) {
         const std::string which = std::string(name_of(dtype)) + (documents ? ", documents, " : ", ") + std::to_string(ranks) + " ranks";
         const Learnt shared = learn_together(start, options, text.batch, ranks, compute);
         EXPECT_EQ(shared.losses.targets, one.losses.targets) << which;

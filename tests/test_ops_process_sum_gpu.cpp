@@ -1,5 +1,5 @@
-// Sums over processes by NCCL on GPUs, a process each: right, alike on all, beside other work; a process that is gone ends the others' wait by an
-// error.
+// Sums over processes and exchanges between them by NCCL on GPUs, a process each: right, alike on all, beside other work; a process that is gone ends
+// the others' wait by an error.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -91,6 +91,52 @@ TEST(ProcessSumGpu, OneProcess) {
 TEST(ProcessSumGpu, TwoProcesses) {
   if (gpus() < 2) GTEST_SKIP() << "there are less than two GPUs";
   EXPECT_EQ(in_processes(2, [](int rank, const auto& id) { return sum_parts(rank, 2, id); }), (std::vector<std::string>{"fine", "fine"}));
+}
+
+// Exchanges between sums, begun before the ones before are finished: each comes, in the order in which they were begun, and no sum is disturbed.
+std::string exchange_between_sums(int rank, const std::vector<std::byte>& id) {
+  constexpr int64_t kNumbers = 1 << 20, kParts = 4, kPart = kNumbers / kParts;
+  const int peer = 1 - rank;
+  ops::ProcessSum sum(device_of(rank), {id, rank, 2, [] {}});
+  const cuda::Stream stream(rank);
+  cuda::Buffer summed(rank, kNumbers * sizeof(float)), sent(rank, kNumbers * sizeof(float)), received(rank, kNumbers * sizeof(float));
+  std::vector<float> host(kNumbers);
+  const auto at = [](const cuda::Buffer& buffer, int64_t part) { return static_cast<float*>(buffer.get()) + part * kPart; };
+  for (int round = 0; round < 3; ++round) {
+    for (int64_t i = 0; i < kNumbers; ++i) host[static_cast<size_t>(i)] = value(rank, i + round);
+    summed.copy_from(host.data(), host.size() * sizeof(float), stream.get());
+    sent.copy_from(host.data(), host.size() * sizeof(float), stream.get());
+    for (int64_t part = 0; part < kParts; ++part) {
+      sum.begin(at(summed, part), kPart, stream.get());
+      sum.begin_exchange({{at(sent, part), kPart * sizeof(float), peer, 1}, {at(received, kParts - 1 - part), kPart * sizeof(float), peer, 0}},
+                         stream.get());
+      if (part == 1) sum.begin_exchange({}, stream.get());  // with nobody
+      if (part > 0) sum.finish_exchange(stream.get());
+    }
+    sum.finish_exchange(stream.get());
+    sum.finish_exchange(stream.get());
+    sum.settle();
+    received.copy_to(host.data(), host.size() * sizeof(float), stream.get());
+    for (int64_t i = 0; i < kNumbers; ++i)
+      if (!(host[static_cast<size_t>((kParts - 1 - i / kPart) * kPart + i % kPart)] == value(peer, i + round)))
+        return "round " + std::to_string(round) + ", received number " + std::to_string(i);
+    sum.finish(stream.get());
+    summed.copy_to(host.data(), host.size() * sizeof(float), stream.get());
+    for (int64_t i = 0; i < kNumbers; ++i)
+      if (!(host[static_cast<size_t>(i)] == value(0, i + round) + value(1, i + round)))
+        return "round " + std::to_string(round) + ", summed number " + std::to_string(i);
+  }
+  try {
+    sum.finish_exchange(stream.get());
+  } catch (const Error&) {
+    return "fine";
+  }
+  return "an exchange that was not begun is finished";
+}
+
+TEST(ProcessSumGpu, ExchangesBetweenSums) {
+  if (gpus() < 2) GTEST_SKIP() << "there are less than two GPUs";
+  EXPECT_EQ(in_processes(2, exchange_between_sums), (std::vector<std::string>{"fine", "fine"}));
 }
 
 TEST(ProcessSumGpu, OneThatIsGoneEndsTheWait) {
