@@ -5,6 +5,7 @@
 
 Every method is checked against one rank first. A share is the rate of each rank as a part of what one rank alone has with as many rows."""
 import argparse
+import datetime
 import json
 import os
 import pathlib
@@ -65,7 +66,7 @@ def main() -> int:
         return as_rank(args)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks), __file__, "--device", args.device,
                "--seconds", str(args.seconds)]
-    rows = []
+    rows, begun = [], datetime.date.today().isoformat()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ranks:
         for line in ranks.stdout:
             if not line.startswith("{"):
@@ -75,7 +76,7 @@ def main() -> int:
             print(f"{record['name']}: " + ", ".join(f"{part} {record[part]['tflops_a_rank']:.3g} TFLOP/s a rank, {100 * record[part]['share']:.1f} % of {record[part]['tflops_alone']:.3g}"
                                                     for part in ("forward", "forward_backward")), flush=True)
             if args.json:  # what is measured is kept, whatever comes after
-                compact_records.write(args.json, {"fattn_ring": 1, "ranks": args.ranks, "rows": rows})
+                compact_records.write(args.json, {"fattn_ring": 1, "date": begun, "ranks": args.ranks, "rows": rows})
     return ranks.returncode
 
 

@@ -15,6 +15,7 @@ WORDS = {
     "h200-gpt2-medium-training": "`tools/bench_gpt2_training.py --device cuda --table`", "h200-pages": "`tools/bench_pages.py`: a paged cache beside a contiguous one",
     "h200-gpt2-two-gpus": "`tools/bench_gpt2_training.py --device cuda --ranks 2`: [GPT2](../GPT2.md#many-gpus)",
     "cpu-gpt2-training": "`tools/bench_gpt2_training.py`: 200 steps beside transformers: [GPT2](../GPT2.md#a-small-model)",
+    "h200-ring": "`tools/bench_ring.py --ranks 2`: ring attention on two GPUs",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
     "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",
@@ -74,6 +75,8 @@ def machine_of(name, record):
         isas = {row["isa"] for row in rows if row.get("isa")} or {record.get("held_out", {}).get("machine", {}).get("instruction set", environment["cpu"]["isa_default"])}
         return f"{threads} cores, {model}, {', '.join(sorted(isas))}"
     gpus = environment.get("gpus")
+    if "fattn_ring" in first:
+        return f"{first['ranks']} {first['rows'][0]['device'].removeprefix('NVIDIA ')}"
     gpu = gpus[0]["name"] if gpus else environment.get("gpu") or first.get("device_name") or first.get("gpu") or first.get("device") or record["records"][0]["environment"]["gpus"][0]["name"]
     return re.sub(r"NVIDIA | 80GB HBM3", "", gpu)
 

@@ -1,4 +1,4 @@
-"""Tables of training and of paged caches, from their records."""
+"""Tables of training, of paged caches and of ring attention, from their records."""
 from result_records import grid, load, microseconds
 
 ALGORITHMS = {"auto": "automatic"}
@@ -53,7 +53,18 @@ def pages(name):
     return grid(["call", "keys", "us", "over contiguous"], lines)
 
 
+def ring(name):
+    """Each rank of a ring beside one rank alone with as many rows; what the agreement of a call and the transfer of a hop take by themselves."""
+    lines = []
+    for row in load(name)["rows"]:
+        passes = [row["forward"], row["forward_backward"]]
+        lines.append([row["name"], *(f"{x['tflops_a_rank']:.0f} of {x['tflops_alone']:.0f}, {100 * x['share']:.1f} %" for x in passes),
+                      *(f"{1e3 * x['seconds']:.2f}" for x in passes), f"{1e3 * row['exchange_seconds']:.2f}", f"{1e3 * row['transfer_seconds']:.2f}", gibibytes(row["peak_bytes"])])
+    return grid(["rows a GPU, heads", "forward, TFLOP/s", "and backward", "forward, ms", "and backward", "agreement", "transfer", "memory"], lines)
+
+
 def blocks():
     """By page its marks with what stands between them."""
     return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training"),
-                         "training-gpus": several_gpus("h200-gpt2-two-gpus")}}
+                         "training-gpus": several_gpus("h200-gpt2-two-gpus")},
+            "ring": {"ring": ring("h200-ring")}}
