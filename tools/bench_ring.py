@@ -20,7 +20,7 @@ SHAPES = {
     "8K a rank, 32 / 8 heads, unchecked": {"rows": 8192, "nheads": 32, "nheads_k": 8, "check": False},
     "8K a rank, 32 / 8 heads, gathered": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "all_gather"},
     "8K a rank, 32 / 8 heads, ulysses": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "ulysses"},
-    "a million rows, 8 heads": {"rows": 2**19, "nheads": 8},
+    "512K a rank, 8 heads": {"rows": 2**19, "nheads": 8},
 }
 ON_CPU = {"512 a rank, 4 / 2 heads": {"rows": 512, "nheads": 4, "nheads_k": 2}}
 HEADDIM = 128
@@ -61,11 +61,12 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if "RANK" in os.environ:
+    if args.as_rank:
         return as_rank(args)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks), __file__, "--device", args.device,
-               "--seconds", str(args.seconds)]
+               "--seconds", str(args.seconds), "--as-rank"]
     rows, begun = [], datetime.date.today().isoformat()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ranks:
         for line in ranks.stdout:

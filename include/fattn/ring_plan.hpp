@@ -193,7 +193,7 @@ class RingPlan {
     size_t q_pad = 0, k_pad = 0, v_pad = 0, ids_q = 0, ids_k = 0;          // a block behind rows and keys before its own
     size_t o_pad = 0, dout_pad = 0, lse_pad = 0, dlse_pad = 0;             // backward, likewise; lse_pad: or with row terms
     size_t bias = 0, mask = 0, dbias = 0, dbias_part = 0;                  // of a block, made; the gradient of a bias of one row, a block's
-    size_t tables = 0, zero_row = 0, hiding = 0;                           // fattn/ring_scores.hpp
+    size_t tables = 0, hiding = 0, zero_row = 0, zero_row_bytes = 0;       // fattn/ring_scores.hpp
     std::vector<size_t> key_terms, row_terms;                              // in the order of the blocks
     size_t dk_hop[2] = {}, dv_hop[2] = {}, dk_came = 0, dv_came = 0;       // of every other hop's keys; of this rank's, from another
   };

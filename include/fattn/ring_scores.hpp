@@ -85,7 +85,8 @@ inline ScoreTensors RingPlan::scores_of(const detail::RingTensors& t, const Ring
 
 // --- tables, made anew in each call, as what they follow from may change from call to call ---
 
-// States of dropout, a block each; a row of zeros; -inf for kRingKeys - 1 keys and zeros; of each block on one side key terms and row terms.
+// States of dropout, a block each; -inf for kRingKeys - 1 keys and zeros; of each block on one side key terms and row terms. They come from the host,
+// which waits for the device then; a row of zeros behind them does not.
 inline void RingPlan::lay_out_tables(size_t& used) {
   size_t blocks = 0;
   for (const RingHop& hop : schedule_.hops) {
@@ -100,7 +101,6 @@ inline void RingPlan::lay_out_tables(size_t& used) {
   const bool dropout = options_.p_dropout > 0;
   space_.tables = used;
   take(dropout ? 4 * sizeof(int64_t) * blocks : 0);
-  space_.zero_row = take(sizeof(float) * static_cast<size_t>(std::max({headdim_, headdim_v_, planned_.dbias ? planned_.dbias.shape(3) : 0})));
   space_.hiding = take(dropout ? sizeof(float) * static_cast<size_t>(detail::kRingKeys + most_k_) : 0);
   for (const RingHop& hop : schedule_.hops)
     for (const RingBlock& b : hop.blocks) {
@@ -109,9 +109,13 @@ inline void RingPlan::lay_out_tables(size_t& used) {
       space_.row_terms.push_back(take(floats(b.q_rows)));
     }
   tables_.resize(used - space_.tables);
+  if (dropout || planned_.sinks || planned_.dbias)
+    space_.zero_row_bytes = sizeof(float) * static_cast<size_t>(std::max({headdim_, headdim_v_, planned_.dbias ? planned_.dbias.shape(3) : 0}));
+  space_.zero_row = take(space_.zero_row_bytes);
 }
 
 inline void RingPlan::fill_tables(const detail::RingTensors& t) {
+  set_bytes(at(space_.zero_row), space_.zero_row_bytes);
   if (tables_.empty()) return;
   const auto host = [&](const Tensor& from, size_t count) {  // its first bytes
     std::vector<char> to(count * size_of(from.dtype()));
