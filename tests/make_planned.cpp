@@ -313,16 +313,13 @@ void add_parts(List& list, int arch) {
     for (const int headdim : {64, 128, 256})
       for (const bool causal : {false, true}) {
         const Problem plain = contiguous(dtype, headdim, headdim, causal);
-        const bool few = arch == 90 && dtype == DType::kBF16 && headdim == 128 && causal;
         Problem masked = plain, biased = plain, documents = packed(plain, true);
         masked.pair_mask = with_pairs(plain, true).pair_mask;
         biased.bias = biased.dbias = with_pairs(plain, true).bias;
         for (const Problem& problem : {plain, masked, biased, documents, with_pairs(plain, true), packed(with_pairs(plain, true), true),
                                        with_pairs(with_features(plain, !causal, true), false)}) {
-          const bool alone = !problem.packed && !problem.bias.given && !problem.pair_mask.given && problem.softcap == 0;
-          const Which which = few && alone ? Which::kQuick : Which::kFull;
-          add_forward(list, arch, of_a_part(problem), true, which);
-          add_backward(list, arch, of_a_part(problem), true, false, which);
+          add_forward(list, arch, of_a_part(problem), true, Which::kFull);
+          add_backward(list, arch, of_a_part(problem), true, false, Which::kFull);
         }
         if (headdim == 64)
           for (const bool backward : {false, true}) add_standard(list, arch, of_a_part(masked), 4096, backward, Which::kFull);
@@ -343,7 +340,7 @@ void add_v3_parts(List& list) {
       const Problem plain = with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false);
       Problem alibi = plain;
       alibi.has_alibi = true;
-      add_v3_backward(list, of_a_part(plain), false, few);
+      add_v3_backward(list, of_a_part(plain), false, Which::kFull);
       add_v3_backward(list, of_a_part(alibi), false, Which::kFull);
       add_v3_backward(list, of_a_part(packed(alibi, false)), false, Which::kFull);
     }

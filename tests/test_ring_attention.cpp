@@ -530,6 +530,13 @@ TEST(RingAttentionSmall, WhatIsRefused) {
          "bias is not (batch or 1, nheads or 1, rows or 1, keys of all ranks), here 1, 2, 4 and 4");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.mask = other_kind.view(); }), "mask is fp32; allowed: u8");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.document_q = ids.view(); }), "document_q and document_k belong together");
+  for (const Tensor& bad : {Tensor(ids.view().data(), DType::kI64, {1, 4}), Tensor(ids.view().data(), DType::kI32, {1, 4}, {8, 2}),
+                            Tensor(ids.view().data(), DType::kI32, {2, 4})})
+    expect(said([&](ForwardTensors& t, Options&) {
+             t.scores.document_q = bad;
+             t.scores.document_k = ids.view();
+           }),
+           "document_q is not int32 (batch, rows), here a batch of 1, with rows side by side");
   expect(said([&](ForwardTensors& t, Options&) { t.v = {}; }), "q, k, v or o is absent");
   expect(said([&](ForwardTensors& t, Options&) {
            t.k = Tensor(q.view().data(), DType::kF32, {1, 4, 2, 8}, {64, 8, 32, 1});
@@ -548,6 +555,31 @@ TEST(RingAttentionSmall, WhatIsRefused) {
   expect(said([&](ForwardTensors& t, Options&) { t.o = half.view(); }), "o is fp16 and q fp32; allowed: q's dtype");
   expect(said([&](ForwardTensors& t, Options&) { t.o = t.o.on(Device::kCuda, 0, q.view().data()); }), "o and q are on different devices");
   expect(said([](ForwardTensors&, Options& o) { o.softcap = -1; }), "softcap is -1");
+  expect(said([&](ForwardTensors& t, Options&) { t.scores.alibi_slopes = Tensor(lse.view().data(), DType::kF32, {2}, {-1}); }),
+         "alibi_slopes has a negative stride");
+}
+
+// What the plan reads by itself, before any block's call looks at it.
+TEST(RingAttentionSmall, TensorsWithoutMemoryAreRefused) {
+  Mailboxes boxes;
+  ThreadTransport transport(boxes, 0, 1, false);
+  RingSequence sequence;
+  sequence.seqlen_q = sequence.seqlen_k = 4;
+  const Owned q(DType::kF32, {1, 4, 2, 8}), state(DType::kI64, {2});
+  ForwardTensors t{q.view(), q.view(), q.view(), q.view(), {}, {}};
+  t.scores.dropout_state = state.view();
+  Options options;
+  options.p_dropout = 0.5;
+  RingPlan plan(transport, sequence, t, options);
+  std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes()) + 256);
+  void* const workspace = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  t.scores.dropout_state = Tensor(nullptr, DType::kI64, {2}).on(Device::kCpu, 0, nullptr);
+  try {
+    plan.execute(t, workspace, static_cast<size_t>(plan.workspace_bytes()));
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("dropout_state has elements and no memory"), std::string::npos) << e.what();
+  }
 }
 
 TEST(RingAttentionSmall, BackwardTensorsOfOtherKindsAreRefused) {

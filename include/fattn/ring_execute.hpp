@@ -164,6 +164,7 @@ inline void RingPlan::begin(const detail::RingTensors& t, void* workspace, size_
   const auto invalid = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
   if (!t.same_kind(planned_))
     invalid("these tensors are not as the plan was made for: the pass, which there are, shapes, strides, dtypes and device must be");
+  t.check_memory();
   if (bytes < workspace_bytes_ || (!workspace && workspace_bytes_ > 0))
     invalid("the workspace has " + std::to_string(workspace ? bytes : 0) + " bytes; the plan needs " + std::to_string(workspace_bytes_) +
             " (workspace_bytes())");

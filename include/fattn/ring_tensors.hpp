@@ -67,6 +67,11 @@ struct RingTensors {
     wants(dlse, "dlse", 3, 2, rows_q);
     wants(document_q, "document_q", 2, 1, rows_q);
     wants(document_k, "document_k", 2, 1, rows_k);
+    for (const Named& x : {Named{&document_q, "document_q"}, Named{&document_k, "document_k"}}) {
+      const Tensor& t = *x.tensor;
+      if (t && (t.dtype() != DType::kI32 || t.shape(0) != q.shape(0) || (t.shape(1) > 1 && t.stride(1) != 1)))
+        invalid(std::string(x.name) + " is not int32 (batch, rows), here a batch of " + std::to_string(q.shape(0)) + ", with rows side by side");
+    }
     check_kinds();
     const Named travel[] = {{&k, "k"}, {&v, "v"}, {&document_k, "document_k"}};
     for (const Named& x : travel) {
@@ -98,11 +103,21 @@ struct RingTensors {
     if (slopes && (slopes.dtype() != DType::kF32 || slopes.ndim() > 2 || slopes.shape(slopes.ndim() - 1) != q.shape(2) ||
                    (slopes.ndim() == 2 && slopes.shape(0) != q.shape(0))))
       invalid("alibi_slopes is not fp32 (nheads) or (batch, nheads); q has " + std::to_string(q.shape(2)) + " heads");
+    if (slopes && (slopes.stride(0) < 0 || slopes.stride(slopes.ndim() - 1) < 0))
+      invalid("alibi_slopes has a negative stride; ring attention takes none");
     if (!(p_dropout > 0)) return;
     if (!dropout_state)
       invalid("p_dropout is " + std::to_string(p_dropout) + ", and dropout_state is absent; it has the seed and the offset, two int64");
     if (dropout_state.dtype() != DType::kI64 || dropout_state.ndim() != 1 || dropout_state.shape(0) != 2 || dropout_state.stride(0) != 1)
       invalid("dropout_state is not two int64 side by side, the seed and the offset of the whole matrix");
+  }
+
+  // That there is memory behind what a plan itself reads; calls of blocks look at the rest.
+  void check_memory() const {
+    for (const Named& x : {Named{&document_q, "document_q"}, Named{&document_k, "document_k"}, Named{&slopes, "alibi_slopes"}, Named{&bias, "bias"},
+                           Named{&mask, "mask"}, Named{&dropout_state, "dropout_state"}})
+      if (*x.tensor && x.tensor->size() > 0 && !x.tensor->data())
+        invalid(std::string(x.name) + " has elements and no memory (its data is null); a tensor of execute has some");
   }
 
   // Whether all but the memory is the same.

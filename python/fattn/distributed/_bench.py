@@ -67,13 +67,16 @@ def _slowest(times: list[float], device: torch.device) -> float:
 
 
 def _transfer_seconds(k: torch.Tensor, v: torch.Tensor, device: torch.device, seconds: float) -> float:
-    """Of one hop alone: k and v to the next rank, and those of the one before."""
+    """Of one hop alone: k and v to the next rank, and those of the one before; of one rank 0."""
     ranks = ranks_of(None)
+    if ranks.count == 1:
+        return 0.0
     received = [torch.empty_like(k), torch.empty_like(v)]
 
     def hop() -> None:
         ranks.begin()
         Transfer(ranks, 60.0, (ranks.rank + 1) % ranks.count, [k.detach(), v.detach()], (ranks.rank - 1) % ranks.count, received, ranks.tag()).wait()
+        ranks.end()
 
     return _slowest(_seconds(hop, device, seconds), device)
 
