@@ -1,4 +1,4 @@
-"""The operator that appends to a cache, as torch sees it: what is written is counted."""
+"""The operator that appends to a cache, as torch sees it: what is written is counted, and what does not fit is refused."""
 
 import pytest
 
@@ -88,3 +88,18 @@ def test_compiled(device):
     assert used.tolist() == [8, 2]
     for cache, x, n in zip(caches, wanted, before):
         assert torch.equal(cache, x) and cache._version > n
+
+
+def test_refused_in_words(device):
+    (k_cache, v_cache), (k, v), q, lengths = problem(device)
+    cos, sin = angles(device).values()
+
+    def append(q: torch.Tensor, q_positions: int = 0) -> None:
+        _operators.append(k, v, k_cache, v_cache, 0, lengths, None, q, cos, sin, False, q_positions)
+
+    for x in (q[0, 0, 0], q[0, 0], q[None]):
+        with pytest.raises(RuntimeError, match=f"invalid_argument: q has {x.dim()} dimensions; allowed: 4"):
+            append(x)
+    for number in (-1, 3, 2**32, 2**32 + 1, -(2**32)):
+        with pytest.raises(RuntimeError, match=rf"invalid_argument: q_positions is {number}; allowed: 0 \(last\), 1 \(first\), 2 \(together\)"):
+            append(q, number)
