@@ -202,4 +202,58 @@ inline void expect_appended(const Append& got, const Append& expected, const std
     for (int64_t i = 0; list->view() && i < list->size(); ++i) ASSERT_EQ(list->at(i), wanted->at(i)) << what;
 }
 
+// Packed sequences of new keys and queries whose lists may be of any numbers around those allowed. Rows are 1, 2, ... , caches -1, and nothing
+// changes when it turns.
+inline Append any_offsets(uint64_t seed) {
+  const testing::Random random(seed, 8);
+  uint64_t drawn = 0;
+  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random.uniform(drawn++) * static_cast<double>(n)); };
+  const int64_t batch = 1 + draw(9), rows = 1 + draw(12);
+  std::vector<int64_t> offsets{0};
+  for (int64_t n = 0; n < batch; ++n) offsets.push_back(draw(rows + 1));
+  std::sort(offsets.begin(), offsets.end());
+  for (int64_t wrong = draw(4); wrong > 0; --wrong) offsets[static_cast<size_t>(draw(batch + 1))] = draw(rows + 4) - 1;
+  Append a;
+  a.k = RowTensor(DType::kF32, {rows, 1, 2}), a.v = RowTensor(DType::kF32, {rows, 1, 2}), a.q = RowTensor(DType::kF32, {rows, 1, 2});
+  a.k_cache = RowTensor(DType::kF32, {batch, rows, 1, 2}), a.v_cache = RowTensor(DType::kF32, {batch, rows, 1, 2});
+  a.q_out = RowTensor(DType::kF32, {rows, 1, 2}), a.cos = RowTensor(DType::kF32, {rows, 1}), a.sin = RowTensor(DType::kF32, {rows, 1});
+  for (const RowTensor& t : {a.k, a.v, a.q}) t.fill([](int64_t i) { return static_cast<double>(1 + i / 2); });
+  for (const RowTensor& t : {a.k_cache, a.v_cache}) t.fill([](int64_t) { return -1.0; });
+  a.cos.fill([](int64_t) { return 1.0; }), a.sin.fill([](int64_t) { return 0.0; });
+  a.cu_seqlens_new = list(DType::kI32, offsets), a.cu_seqlens_q = list(DType::kI32, offsets, draw(2));
+  a.seqused_k = list(DType::kI32, std::vector<int64_t>(static_cast<size_t>(batch), 77)), a.status = list(DType::kI32, {9, 9});
+  return a;
+}
+// Of such a problem that has run: a sequence has all the keys that are counted and its queries, or nothing is written of it and its queries are NaN.
+// All have all of a list that is good.
+inline void expect_all_or_nothing(const Append& a, const std::string& what) {
+  const int64_t batch = a.seqused_k.size(), rows = a.k.shape()[0];
+  const auto offset = [&](int64_t n) { return whole(a.cu_seqlens_new, n); };
+  bool good = offset(0) == 0 && offset(batch) <= rows, complete = true;
+  std::vector<bool> turned(static_cast<size_t>(rows), false);
+  for (int64_t n = 0; n < batch; ++n) {
+    good = good && offset(n) <= offset(n + 1);
+    const int64_t used = whole(a.seqused_k, n);
+    complete = complete && used >= 0;
+    if (used >= 0) {
+      ASSERT_EQ(used, offset(n + 1) - offset(n)) << what;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const double expected = i < used ? static_cast<double>(1 + offset(n) + i) : -1.0;
+      ASSERT_EQ(a.k_cache.at(2 * (n * rows + i)), expected) << what << ", sequence " << n << ", key " << i;
+      ASSERT_EQ(a.v_cache.at(2 * (n * rows + i)), expected) << what << ", sequence " << n << ", value " << i;
+      if (i < used) turned[static_cast<size_t>(offset(n) + i)] = true;
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {  // rows behind the last offset are nobody's, and copied
+    const double is = a.q_out.at(2 * i), copied = static_cast<double>(1 + i);
+    if (turned[static_cast<size_t>(i)] || (good && i >= offset(batch)))
+      ASSERT_EQ(is, copied) << what << ", query " << i;
+    else
+      ASSERT_TRUE(std::isnan(is) || (i >= offset(batch) && is == copied)) << what << ", query " << i << " is " << is;
+  }
+  ASSERT_EQ(complete, good) << what;
+  ASSERT_EQ(a.status.at(0) == 0, good) << what;
+}
+
 }  // namespace fattn::test

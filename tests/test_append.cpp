@@ -211,6 +211,26 @@ TEST(AppendSmall, TensorsThatDoNotFitAreRefusedInWords) {
   EXPECT_STREQ(fattn_last_error(), "reserved is 1; it must be 0");
 }
 
+// Sizes whose products no number has are of tensors without memory, to which nothing is written.
+TEST(AppendSmall, WithoutElements) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const auto none = [](std::initializer_list<int64_t> shape) { return Tensor(nullptr, DType::kF32, shape); };
+  for (const Backend backend : {Backend::kAuto, Backend::kReference}) {
+    const RowTensor entries = list(DType::kI64, {kMany / 2, 0}), used = list(DType::kI32, {7, 7});
+    AppendOptions options;
+    options.backend = backend;
+    options.cache_batch_idx = entries.view();
+    options.seqused_k = used.view();
+    append(none({2, 1, 0, 64}), none({2, 1, 0, 64}), none({kMany, 1 << 30, 0, 64}), none({kMany, 1 << 30, 0, 64}), options);
+    EXPECT_EQ(used.at(0), 1);
+    EXPECT_EQ(used.at(1), 1);
+    options = {};
+    options.backend = backend;
+    const int64_t heads = int64_t{1} << 60;
+    append(none({0, 1, heads, 64}), none({0, 1, heads, 64}), none({0, 1, heads, 64}), none({0, 1, heads, 64}), options);
+  }
+}
+
 TEST(AppendSmall, NumbersOutOfRangeAreRefusedInWords) {
   const Append good = good_append();
   const auto with = [&](const std::function<void(Append&)>& change, const std::string& part) { refused(good, change, part); };

@@ -178,8 +178,9 @@ TEST_F(CudaAppend, ListsOfPackedSequencesAndEntries) {
   };
   const Bad all[] = {{[](Append& a) { a.cache_batch_idx.set(1, 9); }, 5, 1}, {[](Append& a) { a.cache_batch_idx.set(3, -1); }, 5, 3},
                      {[](Append& a) { a.cu_seqlens_new.set(4, 9); }, 2, 3},  {[](Append& a) { a.cu_seqlens_new.set(2, 1 << 30); }, 2, 1},
-                     {[](Append& a) { a.cu_seqlens_new.set(0, -5); }, 2, 0}, {[](Append& a) { a.cu_seqlens_new.set(1, 5); }, 2, 1},
-                     {[](Append& a) { a.cu_seqlens_q.set(4, 9); }, 1, 3}};
+                     {[](Append& a) { a.cu_seqlens_new.set(0, -5); }, 2, 0}, {[](Append& a) { a.cu_seqlens_new.set(0, 1); }, 2, 0},
+                     {[](Append& a) { a.cu_seqlens_new.set(1, 5); }, 2, 0},  {[](Append& a) { a.cu_seqlens_q.set(4, 9); }, 1, 3},
+                     {[](Append& a) { a.cu_seqlens_q.set(0, -5); }, 1, 0},   {[](Append& a) { a.cu_seqlens_q.set(0, 1); }, 1, 0}};
   for (const Bad& bad : all) {
     Append a = packed();
     bad.change(a);
@@ -191,6 +192,35 @@ TEST_F(CudaAppend, ListsOfPackedSequencesAndEntries) {
     }
     EXPECT_TRUE(a.k_cache.intact() && a.v_cache.intact() && a.q_out.intact());
   }
+}
+
+// Nothing is new, so that no page is needed.
+TEST_F(CudaAppend, ATableWithoutColumns) {
+  Append a = step();
+  a.k = RowTensor(DType::kF32, {4, 0, 1, 4}), a.v = RowTensor(DType::kF32, {4, 0, 1, 3});
+  a.k_cache = RowTensor(DType::kF32, {2, 3, 1, 4}), a.v_cache = RowTensor(DType::kF32, {2, 3, 1, 3});
+  a.cache_seqlens = list(DType::kI64, {0, 0, 0, 0}), a.block_table = RowTensor(DType::kI32, {4, 0});
+  a.options.q_positions = QueryPositions::kFirst;
+  device_ = {};
+  in_fours = false;
+  a.run([&](const RowTensor& t) { return t.view() && t.size() == 0 ? t.view().on(Device::kCuda, 0, nullptr) : device_.put(t); });
+  device_.fetch();
+  EXPECT_EQ(a.status.at(0), 0);
+  for (int64_t n = 0; n < 4; ++n) EXPECT_EQ(a.seqused_k.at(n), 0);
+  for (int64_t i = 0; i < a.q_out.size(); ++i) EXPECT_FALSE(std::isnan(a.q_out.at(i)));
+}
+
+TEST_F(CudaAppend, OffsetsOfAnyKindGiveASequenceAllOrNothing) {
+  int good = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    const Append a = any_offsets(seed);
+    run(a);
+    expect_all_or_nothing(a, "seed " + std::to_string(seed));
+    if (HasFatalFailure()) return;
+    good += a.status.at(0) == 0 ? 1 : 0;
+  }
+  EXPECT_GE(good, 15);
+  EXPECT_LE(good, 100);
 }
 
 // The host knows a number that no list says, and refuses it before a launch.

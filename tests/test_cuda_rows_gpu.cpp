@@ -96,6 +96,17 @@ TEST_F(RowsOnGpu, AppendsAsPlainIndexing) {
   }
 }
 
+TEST_F(RowsOnGpu, OffsetsOfAnyKindGiveASequenceAllOrNothing) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    const Append a = any_offsets(seed);
+    DeviceTensors device;
+    a.run([&](const RowTensor& t) { return device.put(t); });
+    device.fetch();
+    expect_all_or_nothing(a, "seed " + std::to_string(seed));
+    if (HasFatalFailure()) return;
+  }
+}
+
 // Lengths that a graph's launches change: what is appended goes behind what was.
 TEST_F(RowsOnGpu, StepsOfAGraphAppend) {
   const RowTensor k(DType::kBF16, {2, 1, 2, 64}), v(DType::kBF16, {2, 1, 2, 64}), k_cache(DType::kBF16, {4, 16, 2, 64}),

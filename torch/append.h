@@ -27,10 +27,21 @@ inline fattn::Tensor indices(const char* name, const std::optional<Tensor>& tens
 }
 
 // In the memory order of its dimensions.
-inline Tensor empty_like(const Tensor& like) {
+inline Tensor empty_like(const char* name, const Tensor& like) {
   const int64_t* const n = like.sizes();
+  if (like.dim() != 3 && like.dim() != 4)
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(like.dim()) +
+                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim), 3 (total, heads, headdim) of packed sequences");
   if (like.dim() == 3) return Tensor::empty<3>({n[0], n[1], n[2]}, like.dtype(), like);
   return Tensor::empty<4>({n[0], n[1], n[2], n[3]}, like.dtype(), like);
+}
+
+// Of torch's int64_t, of which the core has 32 bits.
+inline QueryPositions query_positions(int64_t given) {
+  if (given < FATTN_QUERIES_LAST || given > FATTN_QUERIES_TOGETHER)
+    throw Error(ErrorCode::kInvalidArgument, "q_positions is " + std::to_string(given) + "; allowed: 0 (last), 1 (first), 2 (together)");
+  return static_cast<QueryPositions>(given);
 }
 
 // `stream_of`: the current stream of a tensor's device.
@@ -43,7 +54,7 @@ void append(StableIValue* stack) {
   const std::optional<Tensor> cache_seqlens = arguments.optional_tensor(), block_table = arguments.optional_tensor(), q = arguments.optional_tensor(),
                               cos = arguments.optional_tensor(), sin = arguments.optional_tensor();
   options.interleaved = arguments.flag();
-  options.q_positions = static_cast<QueryPositions>(arguments.integer());
+  options.q_positions = query_positions(arguments.integer());
   const std::optional<Tensor> positions = arguments.optional_tensor(), cache_batch_idx = arguments.optional_tensor(),
                               cu_seqlens_q = arguments.optional_tensor(), cu_seqlens_new = arguments.optional_tensor();
   options.cache_seqlens = indices("cache_seqlens", cache_seqlens);
@@ -55,7 +66,7 @@ void append(StableIValue* stack) {
   if (cos) options.cos = input("cos", *cos);
   if (sin) options.sin = input("sin", *sin);
   if (q) options.q = input("q", *q);
-  Tensor q_out = q ? empty_like(*q) : Tensor::empty<1>({0}, k.dtype(), k);
+  Tensor q_out = q ? empty_like("q", *q) : Tensor::empty<1>({0}, k.dtype(), k);
   if (q) options.q_out = output("q_out", q_out);
   Tensor seqused_k = Tensor::empty<1>({cache_seqlens ? options.cache_seqlens.shape(0) : 0}, aoti_torch_dtype_int32(), k);
   if (cache_seqlens) options.seqused_k = beside("seqused_k", seqused_k, seqused_k.mutable_data(), DType::kI32);

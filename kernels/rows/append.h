@@ -14,15 +14,17 @@ __device__ __forceinline__ long long number_at(const RowList& list, long long i,
   return list.wide != 0 ? static_cast<const long long*>(list.data)[i * list.stride] : static_cast<const int*>(list.data)[i * list.stride];
 }
 
-// A sequence's rows of packed ones, or of its entry. `bad`: its list is out of range.
+// A sequence's rows of packed ones, or of its entry. `bad`: its list is out of range, or gives some of them to another sequence.
 struct OwnRows {
   long long begin, count;
   bool bad;
 };
-__device__ __forceinline__ OwnRows rows_of(const AppendRows& rows, long long n) {
+__device__ __forceinline__ OwnRows rows_of(const AppendRows& rows, long long n, long long batch) {
   if (rows.cu_seqlens == nullptr) return {0, rows.rows, false};
   const long long begin = rows.cu_seqlens[n * rows.cu_seqlens_stride], end = rows.cu_seqlens[(n + 1) * rows.cu_seqlens_stride];
-  return {begin, end - begin, begin < 0 || end < begin || end > rows.all};
+  bool good = (n > 0 ? begin >= 0 : begin == 0) && begin <= end && end <= rows.all;
+  if (begin < end) good = good && has_all(rows.cu_seqlens, rows.cu_seqlens_stride, static_cast<int>(batch), static_cast<int>(n), begin, end);
+  return {begin, end - begin, !good};
 }
 
 // Whose row it is, and which of its rows. `sequence` is -1 where it is nobody's.
@@ -46,14 +48,14 @@ struct NewKeys {
   int code;                                  // 0, or as FATTN_LIST_... of fattn.h
 };
 __device__ __forceinline__ NewKeys new_keys_of(const AppendParams& p, long long n) {
-  const OwnRows rows = rows_of(p.of_new, n);
+  const OwnRows rows = rows_of(p.of_new, n, p.batch);
   const long long length = number_at(p.lengths, n, p.length), entry = number_at(p.entries, n, n);
   NewKeys keys{length, rows.count, entry, number_at(p.positions, n, length), 0};
   if (rows.bad)
     keys.code = 2;
   else if (length < 0 || rows.count > p.room || length > p.room - rows.count)
     keys.code = 3;
-  else if (p.table.data == nullptr && (entry < 0 || entry >= p.cache_entries))
+  else if (p.paged == 0 && (entry < 0 || entry >= p.cache_entries))
     keys.code = 5;
   return keys;
 }
@@ -69,7 +71,7 @@ __device__ __forceinline__ long long page_of(const AppendParams& p, long long n,
 __device__ __forceinline__ bool is_page(const AppendParams& p, long long page) { return 0 <= page && page < p.cache_entries; }
 // Of the pages that new keys go to every `threads`th one, from `thread` on; of keys with code 0.
 __device__ __forceinline__ bool are_pages(const AppendParams& p, long long n, const NewKeys& keys, int thread, int threads) {
-  if (p.table.data == nullptr || keys.count == 0) return true;
+  if (p.paged == 0 || keys.count == 0) return true;
   const long long last = column_of(p, keys.length + keys.count - 1);
   bool good = true;
   for (long long column = column_of(p, keys.length) + thread; column <= last; column += threads) good = good && is_page(p, page_of(p, n, column));
@@ -93,7 +95,7 @@ __device__ __forceinline__ void append_row(const AppendParams& p, unsigned i, bo
   const NewKeys keys = new_keys_of(p, at.sequence);
   if (keys.code != 0) return;
   Row place{keys.entry, keys.length + at.nth, 0};
-  if (p.table.data != nullptr) {
+  if (p.paged != 0) {
     const unsigned column = column_of(p, place.row);
     place.batch = page_of(p, at.sequence, column);
     if (!is_page(p, place.batch)) return;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void turn_query(const AppendParams& p, unsigned i) {
   const Member at = member_of(p.of_q, row, p.batch);
   Position position{0, at.sequence < 0, false};
   if (at.sequence >= 0) {
-    const OwnRows own = rows_of(p.of_q, at.sequence);
+    const OwnRows own = rows_of(p.of_q, at.sequence, p.batch);
     const NewKeys keys = new_keys_of(p, at.sequence);
     const long long first = query_position(p, keys, own.count), nth = p.queries_together != 0 ? 0 : at.nth;
     const bool good = keys.code == 0 && !own.bad && at.nth >= 0 && is_position(p, first, nth);
@@ -131,7 +133,7 @@ __device__ __forceinline__ void turn_query(const AppendParams& p, unsigned i) {
 
 // Which list of a sequence is out of range, the first in the order of the codes.
 __device__ __forceinline__ int code_of(const AppendParams& p, long long n, const NewKeys& keys) {
-  const OwnRows queries = rows_of(p.of_q, n);
+  const OwnRows queries = rows_of(p.of_q, n, p.batch);
   if (queries.bad) return 1;
   if (keys.code != 0) return keys.code;
   if (!are_pages(p, n, keys, 0, 1)) return 4;

@@ -89,6 +89,21 @@ __device__ __forceinline__ int sequence_of(const int* cu_seqlens, long long stri
   }
   return low;
 }
+// Whether that is sequence n for all of the rows [begin, end), as in every list that rises.
+__device__ __forceinline__ bool has_all(const int* cu_seqlens, long long stride, int sequences, int n, long long begin, long long end) {
+  int low = 0, high = sequences;
+  bool all = true;
+  while (low < high) {  // the same way
+    const int middle = (low + high) / 2;
+    const long long offset = cu_seqlens[(middle + 1) * stride];
+    all = all && (middle >= n ? offset >= end : offset <= begin);
+    if (middle >= n)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return all;
+}
 
 // A row of one head.
 struct Row {

@@ -129,8 +129,8 @@ def append_at_once(q: torch.Tensor | None, caches: list[torch.Tensor], new: list
     number, lengths = (0, cache_seqlens) if isinstance(cache_seqlens, torch.Tensor) else (cache_seqlens, None)
     queries = None if angles is None or q is None else rows_contiguous(q)
     try:
-        turned, used = _operators.append(*map(rows_contiguous, new), *caches, number, lengths, table, queries, cos, sin, angles is not None and angles.interleaved,
-                                         *more)
+        turned, used = _operators.append_at_once(*map(rows_contiguous, new), *caches, number, lengths, table, queries, cos, sin,
+                                                 angles is not None and angles.interleaved, *more)
     except RuntimeError as error:
         raised = exception_of_operator(error)
         raise type(raised)(_OF_ANGLES.sub(r"rotary_\1", str(raised)).replace("cache_seqlen is", "cache_seqlens is")) from None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from . import _abi
 
@@ -144,6 +145,25 @@ def _(dout, *arguments):
 def _(k, v, k_cache, v_cache, cache_seqlen=0, cache_seqlens=None, block_table=None, q=None, *more, **others):
     return k.new_empty(0) if q is None else torch.empty_like(q, memory_format=torch.contiguous_format), k.new_empty(
         0 if cache_seqlens is None else cache_seqlens.shape[0], dtype=torch.int32)
+
+
+# torch counts what is written to a tensor, so that a backward pass that needs what was there before is an error: of its own operators by itself.
+_counted = torch.library.Library("fattn", "IMPL")
+
+
+def _append_counted(keys, k, v, k_cache, v_cache, *more, **others):
+    increment_version((k_cache, v_cache))
+    return append.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, k, v, k_cache, v_cache, *more, **others)
+
+
+_counted.impl("append", _append_counted, "ADInplaceOrView", with_keyset=True)
+
+
+def append_at_once(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`append` on tensors whose gradients nobody asks for, counted here: 4 us sooner than where torch calls Python for it."""
+    increment_version((k_cache, v_cache))
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return append(k, v, k_cache, v_cache, *more)
 
 
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:

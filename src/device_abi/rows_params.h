@@ -85,6 +85,7 @@ struct AppendParams {
   int* status;     // likewise
   long long seqused_k_stride, status_stride;
   int headdim, headdim_v, turns, queries_last, queries_together;
+  int paged;  // there is a table, which may be without columns and memory
 };
 static_assert(sizeof(AppendParams) <= 4096);
 

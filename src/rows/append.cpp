@@ -77,7 +77,9 @@ void move_row(const fattn_append_problem& g, const AppendSizes& sizes, const Row
 void append(const fattn_append_problem& g, const AppendSizes& sizes) {
   const RowKernels& kernels = kernels_of(choose_isa(static_cast<Isa>(g.cpu_isa), detected_cpu()));
   const AppendLists lists(g, sizes);
-  const int64_t new_rows = sizes.all_new();
+  // Rows without heads are nothing, and may be as many as no memory has; as may heads, where there are no rows.
+  const int64_t new_rows = sizes.heads_k > 0 ? sizes.all_new() : 0, queries = sizes.heads > 0 ? sizes.all_queries() : 0;
+  constexpr int64_t kManyHeads = 1 << 20;
   const auto new_row = [&](int64_t i, bool value) {
     const Row row{i / sizes.rows_new, i % sizes.rows_new, 0};
     const AppendLists::Member at = AppendLists::member(g.cu_seqlens_new, row.batch, row.row);
@@ -93,9 +95,9 @@ void append(const fattn_append_problem& g, const AppendSizes& sizes) {
     move_row(g, sizes, kernels,
              {&g.q, &g.q_out, row, row, sizes.heads, sizes.headdim, at.sequence < 0 ? -1 : lists.position_of_query(at.sequence, at.nth)});
   };
-  const int64_t row_bytes = 2 * std::max(bytes_of(g.k, sizes.heads_k * std::max(sizes.headdim, sizes.headdim_v)),
-                                         g.q.ndim != 0 ? bytes_of(g.q, sizes.heads * sizes.headdim) : 0);
-  by_rows(g, "append", 2 * new_rows + sizes.all_queries(), row_bytes, 1, [&](int64_t begin, int64_t end) {
+  const int64_t row_bytes = 2 * std::max(bytes_of(g.k, std::min(sizes.heads_k, kManyHeads) * std::max(sizes.headdim, sizes.headdim_v)),
+                                         g.q.ndim != 0 ? bytes_of(g.q, std::min(sizes.heads, kManyHeads) * sizes.headdim) : 0);
+  by_rows(g, "append", 2 * new_rows + queries, row_bytes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) i < 2 * new_rows ? new_row(i / 2, i % 2 != 0) : query(i - 2 * new_rows);
   });
   write_lists(g, sizes);

@@ -307,7 +307,8 @@ void check_append_values(const fattn_append_problem& g, const AppendSizes& sizes
                    queries == 1 ? " position of queries begins at " : " positions of queries begin at ", first, ", and cos has ", sizes.positions,
                    sizes.positions == 1 ? " row" : " rows", "; make cos and sin for more positions, or give fewer queries"));
   }
-  if (readable && (paged || g.cache_batch_idx.ndim != 0)) DistinctPlaces(sizes, lists, paged);
+  const bool written = sizes.heads_k > 0;  // else caches have any number of rows, and none has memory
+  if (readable && written && (paged || g.cache_batch_idx.ndim != 0)) DistinctPlaces(sizes, lists, paged);
 }
 
 }  // namespace fattn::core::rows

@@ -213,6 +213,7 @@ AppendParams params_of(const fattn_append_problem& g, const AppendSizes& sizes) 
   params.positions = numbers_of(g.positions);
   params.table = numbers_of(g.block_table);
   params.table_column_stride = g.block_table.strides[1];
+  params.paged = g.block_table.ndim != 0 ? 1 : 0;
   params.length = g.cache_seqlen;
   params.batch = sizes.batch;
   params.cache_entries = sizes.cache_entries;
