@@ -172,6 +172,14 @@ def test_what_happens_inside_an_exchange_of_rows_is_named(fattn, data, tmp_path,
         assert code == (-signal.SIGKILL if what == "KILL" else 2)
 
 
+def test_a_first_exchange_that_never_connects_ends(fattn, data, tmp_path):
+    """Both processes are in the call that begins it, while steps have no limit yet."""
+    with Processes(fattn, 2, [*LONG, "--start-timeout", 6, "--context-parallel", 2, "--data", data, "--out", tmp_path / "run", "--rendezvous",
+                              tmp_path / "meet"], of_rank={rank: {"STUB_NCCL_CONNECT": f"{rank}:1"} for rank in range(2)}) as processes:
+        for code, _, error in processes.ends():
+            assert code == 2 and "all ranks have waited for an exchange for 6 s" in error
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_is_named(fattn, data, tmp_path, how):
     """Whoever shares sequences with it, and who does not."""
