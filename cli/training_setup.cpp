@@ -201,6 +201,10 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   run.options = merged(f, before.options);
   find_device(f, setup);
   refuse_changes(f, before, run.options);
+  if (run.options.dropout > 0 && setup.share.context_ranks > 1)
+    throw Error(
+        fmt::format("the run has --dropout {}, which attention of sequences that several processes share has not; leave out --context-parallel",
+                    run.options.dropout));
   check_shares(run.config, run.options, setup.share);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);

@@ -96,6 +96,10 @@ def test_what_cannot_be_shared_is_refused(fattn, data, tmp_path):
     assert "which is 1; allowed: 1. torchrun" in fattn.refuses("gpt2", "train", *RUN, "--data", data, "--out", tmp_path / "run", "--context-parallel", 2)
     for error in errors(2, "--context-parallel", 2, "--dropout", 0.1):
         assert "has no dropout; leave out one of the two" in error
+    run(fattn, 2, [*with_options({"--steps": 1}), "--dropout", 0.1, "--data", data, "--out", tmp_path / "drops", "--rendezvous", tmp_path / "meet"])
+    with Processes(fattn, 2, ["--out", tmp_path / "drops", "--resume", "--context-parallel", 2, "--rendezvous", tmp_path / "meet"]) as both:
+        for code, _, error in both.ends():
+            assert code == 2 and "the run has --dropout 0.1, " in error and "has not; leave out --context-parallel" in error
     for error in errors(4, "--context-parallel", 4, options={"--seqlen": 7, "--accumulate": 1}):
         assert "sequences of 7 tokens are too short for 4 processes" in error and "give at most 3" in error
     for error in errors(4, "--context-parallel", 2, options={"--accumulate": 5}):
