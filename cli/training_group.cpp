@@ -60,7 +60,9 @@ std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Lau
 
 gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup) {
   const gpt2::RunDescription& run = setup.run;
-  gpt2::Facts facts = gpt2::flags_of(run.options);
+  // First, because --accumulate depends on it where it is not given.
+  gpt2::Facts facts{{"--context-parallel", std::to_string(flags.group.context_parallel)}};
+  for (const auto& option : gpt2::flags_of(run.options)) facts.push_back(option);
   facts.emplace_back("the model", gpt2::to_json(run.config, run.options.dtype));
   facts.emplace_back("data of checksum", gpt2::hex_word(run.fingerprint));
   facts.emplace_back("validation of checksum", run.validation.empty() ? "none" : gpt2::hex_word(gpt2::TokenSet(run.validation).fingerprint()));
@@ -68,7 +70,6 @@ gpt2::Facts facts_of(const TrainingFlags& flags, const TrainingSetup& setup) {
   facts.emplace_back("--every", std::to_string(flags.every));
   facts.emplace_back("--eval-every", std::to_string(flags.eval_every));
   facts.emplace_back("--eval-batches", std::to_string(flags.eval_batches));
-  facts.emplace_back("--context-parallel", std::to_string(flags.group.context_parallel));
   facts.emplace_back("--bucket", std::to_string(flags.group.bucket));
   facts.emplace_back("a beginning at step", std::to_string(setup.from ? setup.from->state.step : 0));
   return facts;

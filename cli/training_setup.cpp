@@ -177,6 +177,18 @@ void check_shares(const Config& config, const TrainOptions& options, const gpt2:
       options.accumulate, options.accumulate == 1 ? "" : "es", sharers, whole ? "processes" : "groups", options.accumulate, share.data_ranks));
 }
 
+// Of processes that share sequences the first one with the most rows.
+int fullest_rank(const Config& config, const TrainOptions& options, int ranks) {
+  int fullest = 0;
+  int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank)
+    if (const int64_t rows = gpt2::ContextRows(config, options.seqlen, options.dropout, {rank, ranks}).count(); rows > most) {
+      fullest = rank;
+      most = rows;
+    }
+  return fullest;
+}
+
 int64_t steps_of(const TrainingFlags& f, const gpt2::Loader& loader, int64_t accumulate) {
   if (f.steps > 0) return f.steps;
   return std::max<int64_t>(1, std::llround(f.epochs * static_cast<double>(gpt2::steps_an_epoch(loader, accumulate))));
@@ -189,6 +201,10 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   run.options = merged(f, before.options);
   find_device(f, setup);
   refuse_changes(f, before, run.options);
+  if (run.options.dropout > 0 && setup.share.context_ranks > 1)
+    throw Error(
+        fmt::format("the run has --dropout {}, which attention of sequences that several processes share has not; leave out --context-parallel",
+                    run.options.dropout));
   check_shares(run.config, run.options, setup.share);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);
@@ -301,6 +317,7 @@ TrainingSetup set_up_training(const TrainingFlags& f, const gpt2::Launch& launch
     setup.run.options = f.chosen(setup.share.data_ranks);
     setup.run.config = config_of(f, data ? &*data : nullptr);
     check_fits(setup.run.config, setup.run.options, data ? &*data : nullptr);
+    if (!launch.several()) setup.share.context_rank = fullest_rank(setup.run.config, setup.run.options, setup.share.context_ranks);
     return setup;
   }
   if (f.out.empty()) throw CLI::ValidationError("--out", "give the folder of the run: a new or empty one, or with --resume that of a run");

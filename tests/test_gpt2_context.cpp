@@ -125,6 +125,29 @@ TEST(ContextSmall, EveryRankHasOtherRows) {
   }
 }
 
+// Of one sequence without a target in its second half, and of one with a single target: what each rank counts.
+TEST(ContextSmall, TargetsAreThoseOfItsRows) {
+  Config config = variant("gpt2");
+  config.causal = false;  // parts in order
+  std::vector<int32_t> targets(2 * kSeqlen, -1);
+  std::fill_n(targets.begin(), kSeqlen / 2, 0);
+  targets[2 * kSeqlen - 1] = 1;
+  const Beginning start(config);
+  Batch batch;
+  batch.seqlen = kSeqlen;
+  batch.targets = targets.data();
+  const auto counted = [&](int rank, int ranks, int64_t sequences) {
+    NetworkOptions options = options_of();
+    options.context = {rank, ranks};
+    batch.sequences = sequences;
+    return start.network(options).targets(batch);
+  };
+  EXPECT_EQ(counted(0, 1, 2), kSeqlen / 2 + 1);
+  EXPECT_EQ(counted(0, 2, 2), kSeqlen / 2);
+  EXPECT_EQ(counted(1, 2, 2), 1);
+  EXPECT_EQ(counted(1, 2, 1), 0);
+}
+
 template <class Call>
 std::string error_of(const Call& call) {
   try {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "fattn/error.hpp"
 #include "files/printable.h"
@@ -36,8 +37,10 @@ class Group::Sums final : public GradientExchange {
  public:
   Sums(Control& control, const ops::Device& device, const std::vector<std::byte>& id, int64_t bucket)
       : control_(control),
-        sum_(device, {id, control.rank(), control.ranks(), [&control] { control.check(); }}),
-        bucket_(std::max<int64_t>(bucket / static_cast<int64_t>(sizeof(float)), 1)) {}
+        sum_(device, {id, control.rank(), control.ranks(), [this] { alive(); }}),
+        bucket_(std::max<int64_t>(bucket / static_cast<int64_t>(sizeof(float)), 1)) {
+    waits_.reset();  // for all to join
+  }
 
   void ready(float* gradients, int64_t begin, int64_t end, void* stream) override {
     if (begin == end) return;
@@ -56,19 +59,32 @@ class Group::Sums final : public GradientExchange {
 
   void finish(void* stream) override {
     start(gradients_, stream);
-    const Control::Waits waits(control_);
-    sum_.finish(stream);
+    call([&](ops::ProcessSum& sum) { sum.finish(stream); });
   }
 
-  ops::ProcessSum& processes() { return sum_; }
+  // Within `what` this process waits for the others from the moment on that it asks whether they live. Also where an exchange begins: the first one
+  // connects to its peers. What does not come back from NCCL asks nothing, and stands still.
+  template <class What>
+  void call(const What& what) {
+    const struct End {
+      std::optional<Control::Waits>& waits;
+      ~End() { waits.reset(); }
+    } end{waits_};
+    what(sum_);
+  }
 
  private:
+  void alive() {
+    if (!waits_) waits_.emplace(control_);
+    control_.check();
+  }
   void start(float* gradients, void* stream) {
-    if (begin_ < end_) sum_.begin(gradients + begin_, end_ - begin_, stream);
+    if (begin_ < end_) call([&](ops::ProcessSum& sum) { sum.begin(gradients + begin_, end_ - begin_, stream); });
     begin_ = end_ = -1;
   }
 
   Control& control_;
+  std::optional<Control::Waits> waits_;  // while it waits
   ops::ProcessSum sum_;
   const int64_t bucket_;           // numbers
   int64_t begin_ = -1, end_ = -1;  // what waits
@@ -85,21 +101,19 @@ class Group::Rows final : public RingTransport {
   void begin(const std::vector<RingPiece>& pieces, void* stream) override {
     pieces_ = pieces;
     for (RingPiece& piece : pieces_) piece.peer = group_.share_.rank_of(piece.peer);
-    processes().begin_exchange(pieces_, stream);
+    sums().call([&](ops::ProcessSum& processes) { processes.begin_exchange(pieces_, stream); });
   }
   void finish(void* stream) override {
-    const Control::Waits waits(group_.control_);
-    processes().finish_exchange(stream);
+    sums().call([&](ops::ProcessSum& processes) { processes.finish_exchange(stream); });
   }
   void settle() override {
-    const Control::Waits waits(group_.control_);
-    processes().settle();
+    sums().call([](ops::ProcessSum& processes) { processes.settle(); });
   }
 
  private:
-  ops::ProcessSum& processes() const {
+  Sums& sums() const {
     if (!group_.sums_) throw Error("rows are exchanged before the processes are connected");
-    return group_.sums_->processes();
+    return *group_.sums_;
   }
   Group& group_;
   std::vector<RingPiece> pieces_;
@@ -134,7 +148,6 @@ void Group::connect(const Compute& compute, int64_t bucket_bytes) {
   const std::string told = control_.exchange(mine).front();
   std::vector<std::byte> id(told.size());
   std::memcpy(id.data(), told.data(), told.size());
-  const Control::Waits waits(control_);
   sums_ = std::make_unique<Sums>(control_, device_of(compute), id, bucket_bytes);
 }
 

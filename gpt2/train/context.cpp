@@ -32,6 +32,14 @@ void ContextRows::take(const int32_t* from, int64_t sequences, int32_t* to) cons
     for (const fattn_ring_range& range : held_) to = std::copy_n(from + range.first, range.count, to);
 }
 
+int64_t ContextRows::targets(const int32_t* from, int64_t sequences) const {
+  int64_t count = 0;
+  for (int64_t s = 0; s < sequences; ++s, from += sequence_.seqlen_q)
+    for (const fattn_ring_range& range : held_)
+      count += std::count_if(from + range.first, from + range.first + range.count, [](int32_t target) { return target >= 0; });
+  return count;
+}
+
 RingTransport& ContextTransport::real() const {
   if (!context_.transport) throw Error("a pass over sequences that several processes share needs what carries rows between them");
   return *context_.transport;

@@ -24,6 +24,8 @@ class ContextRows {
   int64_t count() const { return count_; }  // of each sequence
   // Of (sequences, seqlen) numbers those of this process's rows, (sequences, count()).
   void take(const int32_t* from, int64_t sequences, int32_t* to) const;
+  // Of (sequences, seqlen) targets those of this process's rows that are not -1.
+  int64_t targets(const int32_t* from, int64_t sequences) const;
 
  private:
   RingSequence sequence_;

@@ -172,6 +172,8 @@ void Network::pass(const Batch& batch, double scale, uint64_t draw, GradientExch
   state_->targets += call.targets;
 }
 
+int64_t Network::targets(const Batch& batch) const { return state_->plans.attention.held().targets(batch.targets, batch.sequences); }
+
 LossSum Network::losses() { return state_->taken(state_->read(true).passes); }
 
 LossSum Network::accumulate(const Batch& batch, double scale, uint64_t draw) {

@@ -89,6 +89,8 @@ class Network {
   LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
   // Forward pass alone, without dropout.
   LossSum evaluate(const Batch& batch);
+  // That this process has a part in: of sequences that several share, those of its own rows.
+  int64_t targets(const Batch& batch) const;
   // Is shown what passes compute from now on, tensor by tensor, until it is null; it must outlive that.
   void watch(PassWatcher* watcher);
   UpdateResult update(const AdamW& adam);

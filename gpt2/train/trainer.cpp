@@ -88,7 +88,7 @@ void Trainer::run_passes(double scale) {
       group_->control().check();
       say_step();
     }
-    if (tracker_) network_.watch(held_[i].batch.target_count > 0 ? tracker_ : nullptr);  // gradients of no loss are 0
+    if (tracker_) network_.watch(network_.targets(held_[i].batch) > 0 ? tracker_ : nullptr);  // gradients of no loss are 0
     if (number < batches_ || exchange) network_.pass(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
   }
 }

@@ -1,10 +1,12 @@
 """Runs the built command line, whose path is in FATTN_CLI, as a person would."""
+import base64
 import fcntl
 import functools
 import json
 import os
 import pathlib
 import pty
+import random
 import re
 import struct
 import subprocess
@@ -128,3 +130,16 @@ def cuda_stub(fattn) -> dict:
     if not path.exists():
         pytest.fail(f"'{path}' does not exist; build the target fattn_stub_cuda")
     return {"FATTN_CUDA_DRIVER": str(path)}
+
+
+@pytest.fixture(scope="session")
+def data(fattn, tmp_path_factory) -> pathlib.Path:
+    """Texts of bytes as token files, for runs of GPT-2: the last step of an epoch has less than all batches."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "tok").mkdir()
+    (folder / "tok" / "bytes.tiktoken").write_text("".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256)))
+    draw = random.Random(1)
+    for i in range(6):
+        (folder / f"{i}.txt").write_text(" ".join(draw.choice(["alpha", "beta", "gamma", "delta", "one", "two"]) for _ in range(70)))
+    fattn("gpt2", "tokenize", folder / "tok", *(folder / f"{i}.txt" for i in range(6)), "--out", folder / "tokens", "--validation", 0.2, "--threads", 1)
+    return folder / "tokens"

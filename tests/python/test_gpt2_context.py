@@ -1,13 +1,12 @@
 """fattn gpt2 train --context-parallel: processes that share sequences, over the stand-in for NCCL (tests/stub/nccl_stub.cpp)."""
 import json
-import pathlib
 import signal
 import subprocess
 import time
 
 import pytest
-from test_gpt2_group import (LAST_PLACES, RUN, SIZES, STEPS, Processes, data, difference, log_of, run,  # noqa: F401 (data is a fixture)
-                             wait_for_steps, weights_of)
+import safetensors.numpy
+from test_gpt2_group import LAST_PLACES, LONG, RUN, STEPS, Processes, difference, log_of, run, wait_for_steps, weights_of
 
 
 def with_options(options: dict) -> list:
@@ -70,8 +69,8 @@ def test_a_run_goes_on_with_other_numbers(fattn, data, tmp_path):
 
 
 def test_less_is_kept_by_each(fattn, tmp_path):
-    def memory(context):
-        sizes = ["--n-layer", 2, "--n-head", 2, "--n-embd", 32, "--seqlen", 512, "--batch", 2, "--memory", "--context-parallel", context]
+    def memory(context, seqlen=512):
+        sizes = ["--n-layer", 2, "--n-head", 2, "--n-embd", 32, "--seqlen", seqlen, "--batch", 2, "--memory", "--context-parallel", context]
         fattn("gpt2", "train", *sizes, "--json", tmp_path / "memory.json")
         record = json.loads((tmp_path / "memory.json").read_text())
         assert record["context_parallel"] == context
@@ -80,6 +79,9 @@ def test_less_is_kept_by_each(fattn, tmp_path):
     whole, half, quarter = memory(1), memory(2), memory(4)
     assert whole["gradients"] == half["gradients"] == quarter["gradients"]
     assert half["activations"] < 0.51 * whole["activations"] and quarter["activations"] < 0.26 * whole["activations"]
+    # Of 17 rows ranks 0 to 2 have 5, 6 and 6: without a starter the record is of the most.
+    five, most, six = (memory(3, seqlen)["activations"] for seqlen in (15, 17, 18))
+    assert six - most < (six - five) / 4
 
 
 def test_what_cannot_be_shared_is_refused(fattn, data, tmp_path):
@@ -94,31 +96,102 @@ def test_what_cannot_be_shared_is_refused(fattn, data, tmp_path):
     assert "which is 1; allowed: 1. torchrun" in fattn.refuses("gpt2", "train", *RUN, "--data", data, "--out", tmp_path / "run", "--context-parallel", 2)
     for error in errors(2, "--context-parallel", 2, "--dropout", 0.1):
         assert "has no dropout; leave out one of the two" in error
+    run(fattn, 2, [*with_options({"--steps": 1}), "--dropout", 0.1, "--data", data, "--out", tmp_path / "drops", "--rendezvous", tmp_path / "meet"])
+    with Processes(fattn, 2, ["--out", tmp_path / "drops", "--resume", "--context-parallel", 2, "--rendezvous", tmp_path / "meet"]) as both:
+        for code, _, error in both.ends():
+            assert code == 2 and "the run has --dropout 0.1, " in error and "has not; leave out --context-parallel" in error
     for error in errors(4, "--context-parallel", 4, options={"--seqlen": 7, "--accumulate": 1}):
         assert "sequences of 7 tokens are too short for 4 processes" in error and "give at most 3" in error
     for error in errors(4, "--context-parallel", 2, options={"--accumulate": 5}):
         assert "cannot be shared by 2 groups of 2 processes (--context-parallel)" in error
-    with Processes(fattn, 2, lambda rank: [*RUN, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet", "--context-parallel", 1 + rank]) as both:
+    alone = [part for i, part in enumerate(RUN) if "--accumulate" not in RUN[max(i - 1, 0):i + 1]]  # whose number of batches N would change
+    with Processes(fattn, 2, lambda rank: [*alone, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet", "--context-parallel", 1 + rank]) as both:
         for code, _, error in both.ends():
             assert code == 2 and "rank 1 has --context-parallel 2, rank 0 has --context-parallel 1" in error
     assert "--context-parallel" in fattn.refuses("gpt2", "train", *RUN, "--data", data, "--out", tmp_path / "run", "--context-parallel", 0)
 
 
+def model_of(fattn, data, folder, edit):
+    """A model's folder: one that has learnt nothing, but for what `edit` does to its weights."""
+    fattn("gpt2", "train", *with_options({"--steps": 1, "--learning-rate": 1e-30}), "--data", data, "--out", folder / "first")
+    model = folder / "first" / "step-00000001"
+    weights = {name: weight.copy() for name, weight in safetensors.numpy.load_file(model / "model.safetensors").items()}
+    edit({name.removeprefix("transformer."): weight for name, weight in weights.items()})
+    safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+def without_sizes(options: dict) -> list:
+    arguments = with_options(options)
+    return arguments[arguments.index("--seqlen"):]
+
+
 def test_a_number_that_is_none_ends_all(fattn, data, tmp_path):
-    """All take part in the search for the first tensor that has one, whoever has found it."""
-    diverging = with_options({"--learning-rate": 1e30})
-    with Processes(fattn, 4, [*diverging, "--warmup", 0, "--clip", 0, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet",
-                              "--context-parallel", 2]) as processes:
+    """One rank alone has it: behind the last attention, in a row of a sequence's first part, from which a causal mask lets no gradient go to other
+    rows' keys. All take part in the search for the first tensor that has one, in every batch."""
+    place = 1  # of "Z", in part 0 of 4: rank 0's
+    text = "".join(chr(97 + i % 7) for i in range(16 * 24))
+    (tmp_path / "text.txt").write_text(text[:place] + "Z" + text[place + 1:])
+    fattn("gpt2", "tokenize", data / "tokenizer", tmp_path / "text.txt", "--out", tmp_path / "tokens", "--threads", 1)
+
+    def edit(weights):
+        """Channel 0 is 0 but where "Z" is; there the last MLP overflows."""
+        weights["wte.weight"][:, 0] = weights["wpe.weight"][:, 0] = 0
+        weights["wte.weight"][ord("Z")] = [10, *[0] * 15]
+        for i in range(2):
+            weights[f"h.{i}.attn.c_proj.weight"][:] = 0
+        weights["h.0.mlp.c_proj.weight"][:, 0] = 0
+        weights["h.1.mlp.c_fc.weight"][:, 0] = [1e12, *[0] * 15]
+        weights["h.1.mlp.c_fc.bias"][0] = -2e12
+        weights["h.1.mlp.c_proj.weight"][0] = 1e27
+
+    model = model_of(fattn, data, tmp_path, edit)
+    with Processes(fattn, 4, [model, *without_sizes({}), "--no-shuffle", "--data", tmp_path / "tokens", "--out", tmp_path / "run", "--rendezvous",
+                              tmp_path / "meet", "--context-parallel", 2]) as processes:
         done = processes.ends()
     assert [code for code, _, _ in done] == [1] * 4
-    assert "the first tensor that is not finite is 'h.0" in done[0][2] and " of rank 0. There is no checkpoint" in done[0][2], done[0][2]
+    assert "the first tensor that is not finite is 'h.1.out'" in done[0][2] and " of rank 0. There is no checkpoint" in done[0][2], done[0][2]
+
+
+def test_steps_that_overflow_are_skipped_by_all(fattn, data, tmp_path):
+    """In fp16, as by one process."""
+    def edit(weights):
+        weights["ln_f.weight"] *= 1000
+
+    model = model_of(fattn, data, tmp_path, edit)
+    arguments = [model, *without_sizes({}), "--dtype", "fp16", "--data", data]
+    run(fattn, 4, [*arguments, "--out", tmp_path / "run", "--context-parallel", 2, "--rendezvous", tmp_path / "meet"])
+    fattn("gpt2", "train", *arguments, "--out", tmp_path / "one")
+    log, one = log_of(tmp_path / "run"), log_of(tmp_path / "one")
+    for name in ("skipped", "loss_scale", "overflows"):
+        assert [line[name] for line in log] == [line[name] for line in one]
+    assert 0 < sum(line["skipped"] for line in log) < STEPS
+
+
+@pytest.mark.parametrize("what, said", [("KILL", "rank 3 has ended without a word"), ("STALL", "rank 3 has stood still for 4 s"),
+                                        ("LOSE", "all ranks have waited for an exchange for 4 s")])
+def test_what_happens_inside_an_exchange_of_rows_is_named(fattn, data, tmp_path, what, said):
+    with Processes(fattn, 4, [*LONG, "--bucket", "1GiB", "--context-parallel", 2, "--data", data, "--out", tmp_path / "run", "--rendezvous",
+                              tmp_path / "meet"], of_rank={3: {f"STUB_NCCL_{what}": "3:45"}}) as processes:
+        for rank in range(3):
+            _, error = processes.all[rank].communicate(timeout=60)
+            assert processes.all[rank].returncode == 2 and said in error
+        code = processes.all[3].wait(timeout=30)
+        assert code == (-signal.SIGKILL if what == "KILL" else 2)
+
+
+def test_a_first_exchange_that_never_connects_ends(fattn, data, tmp_path):
+    """Both processes are in the call that begins it, while steps have no limit yet."""
+    with Processes(fattn, 2, [*LONG, "--start-timeout", 6, "--context-parallel", 2, "--data", data, "--out", tmp_path / "run", "--rendezvous",
+                              tmp_path / "meet"], of_rank={rank: {"STUB_NCCL_CONNECT": f"{rank}:1"} for rank in range(2)}) as processes:
+        for code, _, error in processes.ends():
+            assert code == 2 and "all ranks have waited for an exchange for 6 s" in error
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_is_named(fattn, data, tmp_path, how):
     """Whoever shares sequences with it, and who does not."""
-    long = [*SIZES, "--accumulate", 6, "--steps", 1_000_000, "--every", 1_000_000, "--threads", 1, "--timeout", 4, "--context-parallel", 2]
-    with Processes(fattn, 4, [*long, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet"]) as processes:
+    with Processes(fattn, 4, [*LONG, "--context-parallel", 2, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet"]) as processes:
         wait_for_steps(tmp_path / "run", 3)
         processes.all[3].send_signal(how)
         began = time.monotonic()

@@ -1,5 +1,4 @@
 """fattn gpt2 train in several processes, with a stand-in for NCCL that sums in memory of the host, in the order of ranks (tests/stub/nccl_stub.cpp)."""
-import base64
 import json
 import os
 import pathlib
@@ -17,19 +16,6 @@ SIZES = ["--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--seqlen", 16, "--batch
 RUN = [*SIZES, "--accumulate", 6, "--steps", STEPS, "--every", 7, "--eval-batches", 5, "--learning-rate", 3e-3, "--keep", 0, "--threads", 1]
 LAST_PLACES = 4 * 2**-23  # of a loss in fp32: what another order of the gradients' sums may make of it, where no run says how much
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture(scope="module")
-def data(fattn, tmp_path_factory) -> pathlib.Path:
-    """Two thirds of an epoch of which are STEPS steps, whose last one has less than all batches."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "tok").mkdir()
-    (folder / "tok" / "bytes.tiktoken").write_text("".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256)))
-    draw = random.Random(1)
-    for i in range(6):
-        (folder / f"{i}.txt").write_text(" ".join(draw.choice(["alpha", "beta", "gamma", "delta", "one", "two"]) for _ in range(70)))
-    fattn("gpt2", "tokenize", folder / "tok", *(folder / f"{i}.txt" for i in range(6)), "--out", folder / "tokens", "--validation", 0.2, "--threads", 1)
-    return folder / "tokens"
 
 
 class Processes:

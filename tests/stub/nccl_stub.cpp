@@ -1,7 +1,7 @@
 // NCCL for tests: sums and exchanges of arrays in memory of the host, over processes of this machine. Rank 0 adds in the order of ranks and sends the
 // sum back, each communicator on a thread of its own, so that callers go on meanwhile, as with a GPU. STUB_NCCL_KILL=RANK:N ends the process of a
 // rank at its N-th sum or exchange, STUB_NCCL_STALL=RANK:N never comes back from that call there, STUB_NCCL_LOSE=RANK:N never comes to its end,
-// STUB_NCCL_SPOIL=RANK:N makes it wrong on this rank alone.
+// STUB_NCCL_CONNECT=RANK:N is for ever on the way to its peers, STUB_NCCL_SPOIL=RANK:N makes it wrong on this rank alone.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -136,7 +136,8 @@ struct Communicator {
       ++sums;
       lock.unlock();
       if (happens("STUB_NCCL_KILL", rank, sums)) std::raise(SIGKILL);
-      while (happens("STUB_NCCL_LOSE", rank, sums) && !ended_now()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const bool lost = happens("STUB_NCCL_LOSE", rank, sums) || happens("STUB_NCCL_CONNECT", rank, sums);
+      while (lost && !ended_now()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       const bool fine = sum.pieces.empty() ? add(sum) : others.exchange(sum.pieces);
       if (fine && sum.pieces.empty() && happens("STUB_NCCL_SPOIL", rank, sums)) sum.x[0] += 1;
       lock.lock();
@@ -219,7 +220,7 @@ STUB_EXPORT int ncclAllReduce(const void* from, void* to, size_t count, int type
     c->queue.push_back({static_cast<float*>(to), count, {}});
   }
   c->changed.notify_all();
-  return kSuccess;
+  return happens("STUB_NCCL_CONNECT", c->rank, c->begun) ? kInProgress : kSuccess;
 }
 
 // Between groupStart and groupEnd pieces are kept; then they are one exchange.
@@ -254,5 +255,5 @@ STUB_EXPORT int ncclGroupEnd() {
   }
   open_group = Open{};
   c->changed.notify_all();
-  return kSuccess;
+  return happens("STUB_NCCL_CONNECT", c->rank, c->begun) ? kInProgress : kSuccess;
 }
