@@ -31,12 +31,15 @@ for ((first = 0; first < ${#fuzzers[@]}; first += 2)); do
   done
   for pid_name in "${pids[@]}"; do
     read -r pid name <<<"$pid_name"
-    if wait "$pid"; then
+    wait "$pid"
+    status=$?
+    if [ "$status" -eq 0 ]; then
       passed=$((passed + 1))
       echo "ok     $name: $(grep -o 'stat::number_of_executed_units: .*' "$build/$name.log")"
     else
       failed=$((failed + 1))
-      echo "FAILED $name; the input is kept as $build/$name-*"
+      why=$(grep -m 1 -E '^==[0-9]+== ?ERROR|runtime error:|^ALARM|^SUMMARY' "$build/$name.log")
+      echo "FAILED $name (${why:-ended with status $status}); the input is kept as $build/$name-*"
       tail -n 60 "$build/$name.log"
     fi
   done

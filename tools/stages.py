@@ -35,8 +35,9 @@ def count_status(reports: Path, log: str, status: int) -> Count:
 
 
 def count_line(reports: Path, log: str, status: int) -> Count:
-    """The sum of the script's lines `N passed, N failed`."""
+    """The sum of the script's lines `N passed, N failed`; what failed and why is behind `FAILED` at the beginning of a line."""
     count = Count()
+    count.names = [" ".join(name.split())[:300] for name in re.findall(r"^FAILED +(.+)$", log, re.MULTILINE)]
     for passed, failed in re.findall(r"^(\d+) passed, (\d+) failed$", log, re.MULTILINE):
         count.passed += int(passed)
         count.failed += int(failed)
