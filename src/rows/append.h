@@ -1,6 +1,8 @@
 // An append whose tensors fit together: its sizes, and what lists in host memory say of sequences, keys and queries.
 #pragma once
 
+#include <array>
+
 #include "rows/lists.h"
 #include "rows/rows.h"
 
@@ -20,6 +22,14 @@ struct AppendSizes {
   int64_t all_new() const { return entries_new * rows_new; }
   int64_t all_queries() const { return entries_q * rows_q; }
 };
+
+// The tensors of a problem by name, which may be absent.
+struct Named {
+  const char* name;
+  const fattn_tensor* tensor;
+};
+std::array<Named, 11> inputs_of(const fattn_append_problem& problem);
+std::array<Named, 5> outputs_of(const fattn_append_problem& problem);
 
 // Throws Error. All that the lists do not say.
 AppendSizes check_append(const fattn_append_problem& problem);

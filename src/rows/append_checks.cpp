@@ -8,14 +8,27 @@
 #include "rows/append.h"
 
 namespace fattn::core::rows {
+
+std::array<Named, 11> inputs_of(const fattn_append_problem& g) {
+  return {Named{"k", &g.k},
+          {"v", &g.v},
+          {"q", &g.q},
+          {"cos", &g.cos},
+          {"sin", &g.sin},
+          {"cache_seqlens", &g.cache_seqlens},
+          {"cu_seqlens_new", &g.cu_seqlens_new},
+          {"cache_batch_idx", &g.cache_batch_idx},
+          {"block_table", &g.block_table},
+          {"positions", &g.positions},
+          {"cu_seqlens_q", &g.cu_seqlens_q}};
+}
+std::array<Named, 5> outputs_of(const fattn_append_problem& g) {
+  return {Named{"k_cache", &g.k_cache}, {"v_cache", &g.v_cache}, {"q_out", &g.q_out}, {"seqused_k", &g.seqused_k}, {"status", &g.status}};
+}
+
 namespace {
 
 constexpr const char* kPages = "(pages, page_size, nheads_k, headdim) of a paged cache (block_table)";
-
-struct Named {
-  const char* name;
-  const fattn_tensor* tensor;
-};
 
 void check_headdim(const char* name, int64_t headdim) {
   if (headdim < 1 || headdim > kMostHeaddim) invalid(text("headdim of ", name, " is ", headdim, "; allowed: 1 to ", kMostHeaddim));
@@ -135,18 +148,8 @@ void check_written_lists(const fattn_append_problem& g, const AppendSizes& sizes
 
 // Outputs are apart from each other and from what is read.
 void check_all_apart(const fattn_append_problem& g) {
-  const Named outputs[] = {{"k_cache", &g.k_cache}, {"v_cache", &g.v_cache}, {"q_out", &g.q_out}, {"seqused_k", &g.seqused_k}, {"status", &g.status}};
-  const Named inputs[] = {{"k", &g.k},
-                          {"v", &g.v},
-                          {"q", &g.q},
-                          {"cos", &g.cos},
-                          {"sin", &g.sin},
-                          {"cache_seqlens", &g.cache_seqlens},
-                          {"cu_seqlens_new", &g.cu_seqlens_new},
-                          {"cache_batch_idx", &g.cache_batch_idx},
-                          {"block_table", &g.block_table},
-                          {"positions", &g.positions},
-                          {"cu_seqlens_q", &g.cu_seqlens_q}};
+  const auto outputs = outputs_of(g);
+  const auto inputs = inputs_of(g);
   for (const Named& output : outputs) {
     if (output.tensor->ndim == 0) continue;
     for (const Named& input : inputs)

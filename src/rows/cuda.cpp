@@ -239,22 +239,9 @@ void append(const fattn_append_problem& g, const AppendSizes& sizes) {
   if (ctas == 0) return;
   const OnDevice device(g.k);
   bool fours = sizes.half % 4 == 0 && sizes.headdim % 4 == 0 && sizes.headdim_v % 4 == 0;
-  for (const auto& [name, t] :
-       {std::pair{"k", &g.k}, {"v", &g.v}, {"k_cache", &g.k_cache}, {"v_cache", &g.v_cache}, {"q", &g.q}, {"q_out", &g.q_out}}) {
-    device.require(name, *t);
-    fours = fours && in_fours(*t);
-  }
-  for (const auto& [name, t] : {std::pair{"cos", &g.cos},
-                                {"sin", &g.sin},
-                                {"cache_seqlens", &g.cache_seqlens},
-                                {"cu_seqlens_new", &g.cu_seqlens_new},
-                                {"cache_batch_idx", &g.cache_batch_idx},
-                                {"block_table", &g.block_table},
-                                {"positions", &g.positions},
-                                {"cu_seqlens_q", &g.cu_seqlens_q},
-                                {"seqused_k", &g.seqused_k},
-                                {"status", &g.status}})
-    device.require(name, *t);
+  for (const fattn_tensor* t : {&g.k, &g.v, &g.k_cache, &g.v_cache, &g.q, &g.q_out}) fours = fours && in_fours(*t);
+  for (const auto& [name, t] : inputs_of(g)) device.require(name, *t);
+  for (const auto& [name, t] : outputs_of(g)) device.require(name, *t);
   OnDevice::require_heads("k", sizes.heads_k, std::max(sizes.headdim, sizes.headdim_v));
   OnDevice::require_heads("q", sizes.heads, sizes.headdim);
   if (g.block_table.ndim != 0 && sizes.room > std::numeric_limits<int32_t>::max())
