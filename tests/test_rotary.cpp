@@ -137,6 +137,21 @@ TEST(RotarySmall, ThreadsChangeNoBit) {
   EXPECT_TRUE(r.y.same_bits(one));
 }
 
+// Where no pairs turn, cos and sin are empty: their strides are of any size, and y is x.
+TEST(RotarySmall, StridesOfEmptyAnglesDoNotMatter) {
+  Rotary r;
+  r.x = RowTensor(DType::kF32, {2, 3, 4, 8}), r.y = RowTensor(DType::kF32, {2, 3, 4, 8});
+  r.x.fill_normal(1, 1);
+  const Tensor none(nullptr, DType::kF32, {10, 0}, {int64_t{1} << 62, 1});
+  for (const Backend backend : {Backend::kCpu, Backend::kReference}) {
+    RotaryOptions options;
+    options.backend = backend;
+    r.y.fill([](int64_t) { return 0.0; });
+    rotary(r.x.view(), none, none, r.y.view(), options);
+    EXPECT_TRUE(r.y.same_bits(r.x));
+  }
+}
+
 TEST(RotarySmall, BadInputIsRefusedInWords) {
   Rotary good;
   good.x = RowTensor(DType::kF16, {2, 3, 4, 8}), good.y = RowTensor(DType::kF16, {2, 3, 4, 8});

@@ -107,7 +107,7 @@ namespace cpu {
 void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
   const RowKernels& kernels = kernels_of(choose_isa(static_cast<Isa>(g.cpu_isa), detected_cpu()));
   const Places x = places_of_rows(g.x), y = places_of_rows(g.y);
-  const auto bytes = [](const fattn_tensor& t, int64_t element) -> char* {  // of an empty tensor null, to which no offset is added
+  const auto bytes = [](const fattn_tensor& t, int64_t element) -> char* {
     return t.data ? static_cast<char*>(t.data) + element * static_cast<int64_t>(size_of(static_cast<DType>(t.dtype))) : nullptr;
   };
   const int64_t row_bytes = 2 * sizes.heads * sizes.headdim * static_cast<int64_t>(size_of(static_cast<DType>(g.x.dtype)));
@@ -115,15 +115,16 @@ void rotary(const fattn_rotary_problem& g, const RotarySizes& sizes) {
     for (int64_t i = begin; i < end; ++i) {
       const Row row{i / sizes.seqlen, i % sizes.seqlen, 0};
       const int64_t position = position_of(g, row.batch, row.row);
+      const bool turns = position >= 0 && sizes.half > 0;  // without pairs cos and sin are empty: no memory, and strides of any size
       kernels.rotary({.x = bytes(g.x, rows::offset_of(x, row)),
                       .y = bytes(g.y, rows::offset_of(y, row)),
-                      .cos = position < 0 ? nullptr : bytes(g.cos, position * g.cos.strides[0]),
-                      .sin = position < 0 ? nullptr : bytes(g.sin, position * g.sin.strides[0]),
+                      .cos = turns ? bytes(g.cos, position * g.cos.strides[0]) : nullptr,
+                      .sin = turns ? bytes(g.sin, position * g.sin.strides[0]) : nullptr,
                       .x_head_stride = x.head,
                       .y_head_stride = y.head,
                       .heads = sizes.heads,
                       .headdim = sizes.headdim,
-                      .half = position < 0 ? 0 : sizes.half,
+                      .half = turns ? sizes.half : 0,
                       .dtype = g.x.dtype,
                       .y_dtype = g.y.dtype,
                       .cos_dtype = g.cos.dtype,

@@ -1,21 +1,19 @@
 """Runs the built command line, whose path is in FATTN_CLI, as a person would."""
 import base64
-import fcntl
 import functools
 import json
 import os
 import pathlib
-import pty
 import random
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import jsonschema
 import pytest
 import referencing
+
+from terminal import Terminal
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))  # what a tool imports lies beside it
@@ -58,24 +56,10 @@ class Cli:
 
     def in_terminal(self, *arguments, width: int, status: int = 0, env: dict | None = None) -> str:
         """What `fattn ARGUMENTS` writes to a terminal of so many columns, escape sequences and all; stdout and stderr are the same."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-        surroundings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm", **(env or {})}
-        process = subprocess.Popen([self.path, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=surroundings)
-        os.close(slave)
-        written = b""
-        while True:
-            try:
-                piece = os.read(master, 1 << 16)
-            except OSError:  # nobody writes any more
-                break
-            if not piece:
-                break
-            written += piece
-        os.close(master)
-        text = written.decode(errors="surrogateescape").replace("\r\n", "\n")
-        assert process.wait() == status, text
-        return text
+        with Terminal([self.path, *arguments], width, env, stdin=subprocess.DEVNULL) as terminal:
+            text = terminal.rest().replace("\r\n", "\n")
+            assert terminal.process.returncode == status, text
+            return text
 
     def json(self, *arguments, **options) -> dict:
         """The record of `fattn ARGUMENTS --json -`, which must keep to its schema; stdout must hold nothing else."""

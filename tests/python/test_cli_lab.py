@@ -1,13 +1,12 @@
 """`fattn lab`: every step in both languages, and what it does on a terminal."""
 import json
 import math
-import os
-import pty
 import re
-import subprocess
 import unicodedata
 
 import pytest
+
+from terminal import Terminal
 
 NAMES = ["whole_matrix", "tiles", "online_softmax", "backward", "masks"]
 
@@ -63,34 +62,20 @@ def test_one_step_in_chinese(fattn, step):
 
 def test_a_terminal_waits_for_enter(fattn):
     """The answer comes behind Enter, not before."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen([fattn.path, "lab", "--step", "3"], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"})
-    os.close(slave)
-
-    def until(words: str) -> str:
-        text = ""
-        while words not in text:
-            text += os.read(master, 4096).decode(errors="replace")
-        return text
-
-    assert "Answer" not in until("(Enter shows the answer)")
-    os.write(master, b"\n")
-    assert "exp(3 - 7)" in until("approximated.")
-    assert process.wait(timeout=20) == 0
-    os.close(master)
+    with Terminal([fattn.path, "lab", "--step", "3"]) as terminal:
+        assert "Answer" not in terminal.until("(Enter shows the answer)")
+        terminal.write(b"\n")
+        assert "exp(3 - 7)" in terminal.until("approximated.")
+        terminal.rest(timeout=20)
+        assert terminal.process.returncode == 0
 
 
 def test_the_end_of_the_input_is_no_end(fattn):
     """Ctrl-D goes on."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen([fattn.path, "lab", "--step", "3"], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"})
-    os.close(slave)
-    os.write(master, b"\x04")
-    text = ""
-    while "approximated." not in text:
-        text += os.read(master, 4096).decode(errors="replace")
-    assert process.wait(timeout=20) == 0
-    os.close(master)
+    with Terminal([fattn.path, "lab", "--step", "3"]) as terminal:
+        terminal.write(b"\x04")
+        assert "approximated." in terminal.rest(timeout=60)
+        assert terminal.process.returncode == 0
 
 
 @pytest.mark.parametrize("arguments, expected", [

@@ -2,7 +2,6 @@
 import json
 import os
 import pathlib
-import pty
 import re
 import select
 import shutil
@@ -12,6 +11,7 @@ import time
 
 import pytest
 
+from terminal import Terminal
 from test_bench_compare import TINY
 from test_provider import HONEST, LOOP
 
@@ -75,22 +75,10 @@ def test_short_work_says_nothing(fattn):
 
 def on_terminal(command, timeout=120):
     """What a command writes to a terminal, with the time of each piece."""
-    main, terminal = pty.openpty()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal, env={**os.environ, "TERM": "xterm"})
-    os.close(terminal)
-    pieces, start = [], time.monotonic()
-    while time.monotonic() - start < timeout:
-        if select.select([main], [], [], 0.1)[0]:
-            try:
-                piece = os.read(main, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            pieces.append((time.monotonic() - start, piece.decode()))
-    os.close(main)
-    assert process.wait(timeout=timeout) == 0
-    return pieces
+    with Terminal(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as terminal:
+        terminal.rest(timeout)
+        assert terminal.process.returncode == 0
+        return terminal.pieces
 
 
 def test_time_left_is_steady(fattn):
