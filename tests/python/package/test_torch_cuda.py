@@ -206,6 +206,41 @@ def test_graph_of_a_step_with_a_cache():
         assert all(torch.equal(x, y) for x, y in zip(caches, wanted_caches)) and torch.equal(lengths, at_first + 3)
 
 
+def draws(n: int, batch: int, pages: int, columns: int, page_size: int):
+    """Lengths, some of them 0 and full, and pages of a cache, some of which sequences share."""
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(n):
+        lengths = torch.randint(0, columns * page_size + 1, (batch,), generator=generator, dtype=torch.int32)
+        odd = torch.rand(batch, generator=generator)
+        lengths[odd < 0.15] = 0  # a place of the batch that nobody has
+        lengths[odd > 0.9] = columns * page_size
+        yield lengths, torch.randint(pages, (batch, columns), generator=generator, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 48])
+@pytest.mark.parametrize("seqlen_q, causal", [(1, True), (1, False), (3, True), (96, True)])
+def test_a_graph_at_any_lengths_and_pages(seqlen_q, causal, page_size):
+    """One graph, replayed with 200 draws of lengths and pages, gives the bits of a call of its own. Rows beyond a length's keys see nothing."""
+    batch, pages, columns = 6, 96, 1024 // page_size
+    k_cache, v_cache = torch.randn(2, pages, page_size, 2, 64, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(batch, seqlen_q, 8, 64, device="cuda", dtype=torch.bfloat16)
+    lengths, table = torch.zeros(batch, dtype=torch.int32, device="cuda"), torch.zeros(batch, columns, dtype=torch.int32, device="cuda")
+
+    def step():
+        return fattn.attention(q, k_cache, v_cache, seqused_k=lengths, block_table=table, causal=causal)
+
+    with torch.no_grad():
+        with captured_after(step) as graph:
+            o = step()
+        for new_lengths, new_table in draws(200 if seqlen_q == 1 else 50, batch, pages, columns, page_size):
+            q.normal_()
+            lengths.copy_(new_lengths)
+            table.copy_(new_table)
+            graph.replay()
+            assert torch.equal(o, step()) and not o.isnan().any()
+            assert not o[lengths == 0].any()
+
+
 def launches(call):
     """Names of the kernels of a call, which has been made before."""
     call()
