@@ -33,6 +33,7 @@ struct Gpt2BenchFlags {
   Gpt2ModelFlags model;
   std::vector<int64_t> batches{1, 4}, contexts{128, 512};
   double seconds = 1;
+  int64_t page_size = 0;  // of the cache; 0: no pages
   std::string json;
   OutputFlags output;
 };
@@ -88,6 +89,7 @@ Gpt2Timing prefill(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_
   options.batch = batch;
   options.context = context;
   options.algorithm = flags.model.attention();
+  options.page_size = flags.page_size;
   if (!model.config().causal) options.rows = batch * context;
   gpt2::Session session(model, options);
   std::vector<Token> ids;
@@ -107,7 +109,11 @@ Gpt2Timing decode(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t
   options.batch = batch;
   options.context = context;
   options.algorithm = flags.model.attention();
+  options.page_size = flags.page_size;
   gpt2::Session session(model, options);
+  // Sequences that grow together take pages in turns.
+  for (int64_t tokens = flags.page_size; tokens > 0 && tokens < context; tokens += std::min(flags.page_size, context - tokens))
+    for (int64_t i = 0; i < batch; ++i) session.reserve(i, tokens);
   std::vector<Token> ids(static_cast<size_t>(batch), 1);
   const std::vector<ops::Choice> choices(ids.size());  // the most likely token
   std::vector<gpt2::NewTokens> parts;
@@ -132,6 +138,7 @@ Json record_of(const Gpt2BenchFlags& flags, const gpt2::Model& model, const Gpt2
   record["read_bytes_per_s"] = limits.read;
   record["flops_per_s"] = limits.flops;
   record["weight_bytes"] = model.bytes_read();
+  record["page_size"] = flags.page_size;
   record["timings"] = Json::array();
   for (const Gpt2Timing& t : timings)
     record["timings"].push_back(
@@ -207,6 +214,10 @@ void add_gpt2_bench(CLI::App& gpt2, int& exit_code) {
       ->check(whole_number(1))
       ->delimiter(',')
       ->type_name("N,...")
+      ->capture_default_str();
+  command->add_option("--page-size", flags->page_size, "Tokens of a page of the cache, which sequences take in turns; 0: no pages")
+      ->check(whole_number(0, 1 << 20))
+      ->type_name("N")
       ->capture_default_str();
   command->option_defaults()->group("How");
   command->add_option("--seconds", flags->seconds, "For each row of the table, 3 passes at least")

@@ -75,7 +75,13 @@ struct Price {
 };
 Price price_of(const gpt2::Model& model, gpt2::SessionOptions options, const std::vector<std::vector<Token>>& prompts) {
   constexpr int kSteps = 5;
-  const size_t count = std::min(prompts.size(), static_cast<size_t>(options.batch));
+  size_t count = std::min(prompts.size(), static_cast<size_t>(options.batch));
+  if (options.page_size > 0) {  // as many as the cache holds together
+    const auto pages_of = [&](size_t i) { return gpt2::Pages::pages_of(static_cast<int64_t>(prompts[i].size()), options.page_size); };
+    int64_t pages = options.cache_tokens / options.page_size;
+    for (size_t i = 0; i < count; ++i)
+      if ((pages -= pages_of(i)) < 0) count = i;
+  }
   options.batch_invariant = true;
   gpt2::Session with(model, options);
   options.batch_invariant = false;
@@ -145,7 +151,9 @@ int generate(GenerateFlags flags) {
                          {"seed", o.seed},
                          {"batch", session.options().batch},
                          {"context", session.options().context},
-                         {"batch_invariant", session.options().batch_invariant}};
+                         {"batch_invariant", session.options().batch_invariant},
+                         {"page_size", session.options().page_size},
+                         {"cache_tokens", session.options().cache_tokens}};
     Json finished = Json::array();
     for (const Json& text : texts)
       if (!text.is_null()) finished.push_back(text);
@@ -191,7 +199,7 @@ int generate(GenerateFlags flags) {
                             per_second(times.decode_tokens, times.decode_seconds), gpt2_compute_words(model),
                             generated.size() == 1 ? fmt::format("; ended by {}", generated[0].ended) : ""));
   if (session_options.batch_invariant) {
-    const Price price = price_of(model, session_options, prompts);
+    const Price price = price_of(model, session.options(), prompts);
     record["batch_invariant_price"] = price.with / price.without;
     if (!flags.quiet)
       print_error(fmt::format("batch-invariant: a step takes {}, without {}: {:.2f}x", seconds_text(price.with), seconds_text(price.without),
@@ -238,6 +246,7 @@ void add_gpt2_generate(CLI::App& gpt2, int& exit_code) {
   command->add_option("--context", flags->session.context, "Tokens of each that the cache holds [what is needed]")
       ->check(whole_number(1))
       ->type_name("N");
+  add_gpt2_cache(*command, flags->session);
   command->add_option("--chunk", flags->session.rows, "Tokens of prompts in a step at most [256; on a GPU 8192]")
       ->check(whole_number(1))
       ->type_name("N");

@@ -28,6 +28,7 @@ struct Gpt2InfoFlags {
   std::string model, dtype, json, device = "auto";
   bool memory = false, all = false;
   int64_t batch = 1, seqlen = 0;
+  gpt2::SessionOptions session;  // the cache's pages; the rest is filled in
   OutputFlags output;
 };
 
@@ -161,7 +162,7 @@ int info(Gpt2InfoFlags flags) {
   if (flags.seqlen == 0) flags.seqlen = model.config.n_positions;
   if (model.config.positions == gpt2::Positions::kLearned && flags.seqlen > model.config.n_positions)
     throw CLI::ValidationError("--seqlen", fmt::format("{} is more than the model's {} positions", flags.seqlen, model.config.n_positions));
-  gpt2::SessionOptions session;
+  gpt2::SessionOptions& session = flags.session;
   session.batch = flags.batch;
   session.context = flags.seqlen;
   gpt2::Compute compute;
@@ -195,6 +196,7 @@ void add_gpt2_info(CLI::App& gpt2, int& exit_code) {
   command->add_flag("--memory", flags->memory, "Memory by use: weights, KV cache, activations, workspace");
   command->add_option("--batch", flags->batch, "Sequences at once")->check(whole_number(1))->type_name("N")->capture_default_str();
   command->add_option("--seqlen", flags->seqlen, "Tokens of each [the model's positions]")->check(whole_number(1))->type_name("N");
+  add_gpt2_cache(*command, flags->session);
   add_gpt2_device(*command, flags->device);
   command->add_option("--dtype", flags->dtype, "What weights, cache and activations are in [the weights' own]")
       ->transform(one_dtype_of({"fp32", "fp16", "bf16"}))

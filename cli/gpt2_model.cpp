@@ -41,6 +41,16 @@ void Gpt2ModelFlags::add_threads_to(CLI::App& command) {
   add_gpt2_threads(command, threads);
 }
 
+void add_gpt2_cache(CLI::App& command, gpt2::SessionOptions& session) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  command.add_option("--cache-tokens", session.cache_tokens, "Tokens that the cache of all holds together, in pages [batch x context]")
+      ->check(whole_number(1, kMost))
+      ->type_name("N");
+  command.add_option("--page-size", session.page_size, "Tokens of a page; 0: each has a place for its context [0, with --cache-tokens 64]")
+      ->check(whole_number(0, kMost))
+      ->type_name("N");
+}
+
 void add_gpt2_device(CLI::App& command, std::string& device) {
   const auto not_a_device = [](const std::string& text) {
     const std::string digits = text.rfind("cuda:", 0) == 0 ? text.substr(5) : "";

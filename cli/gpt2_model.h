@@ -33,6 +33,9 @@ Algorithm gpt2_algorithm(const std::string& name);
 void add_gpt2_device(CLI::App& command, std::string& device);
 std::optional<int> gpt2_gpu(const std::string& device);
 
+// --page-size and --cache-tokens: a cache that sequences share.
+void add_gpt2_cache(CLI::App& command, gpt2::SessionOptions& session);
+
 // The tokenizer of `given`, or of the model's folder; none if that has none and `given` is empty.
 std::optional<gpt2::Tokenizer> gpt2_tokenizer(const std::string& given, const std::string& model);
 

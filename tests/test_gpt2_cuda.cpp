@@ -143,6 +143,7 @@ TEST(OpsCudaPlanned, EachKernelOnce) {
 
 // What the device would do: the token follows from seed and position, and the step goes on with it.
 constexpr int kVocab = 131;
+std::vector<int64_t> slots_of_row_0;  // that steps of one token wrote to
 void draw(const void* argument) {
   DrawParams p;
   std::memcpy(&p, argument, sizeof p);
@@ -152,6 +153,7 @@ void draw(const void* argument) {
     p.token[row] = token;
     const DrawAdvance& a = p.advance;
     if (!a.ids || a.slot[row] < 0) continue;
+    if (row == 0) slots_of_row_0.push_back(a.slot[row]);
     if (a.used[row] != a.position[row] + 1) p.token[row] = -1;
     a.ids[row] = token;
     ++a.position[row];
@@ -259,6 +261,36 @@ TEST_F(SessionCuda, GoesAhead) {
   while (session.length(0) < 40) step(true);
   const std::vector<gpt2::NewTokens> part{{0, std::span(token)}};
   expect_contains(said([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }), "the cache holds 40");
+}
+
+// A step that nobody has asked for yet writes behind the token before, so it begins at no page's end: what is behind may be another sequence's.
+TEST_F(SessionCuda, GoesAheadInsideAPageAlone) {
+  gpt2::Session session(model_, {.batch = 2, .context = 40, .page_size = 4, .cache_tokens = 24});
+  const std::vector<gpt2::Token> prompt = gpt2::text(5, 1);
+  session.prefill(std::vector<gpt2::NewTokens>{{0, prompt}, {1, std::span(prompt).first(3)}});
+  std::vector<gpt2::Token> token{3};
+  ops::Choice choice{.temperature = 1, .seed = 9, .position = 5};
+  slots_of_row_0.clear();
+  const auto step = [&] {
+    const std::vector<gpt2::Token> last = token;
+    const std::vector<gpt2::NewTokens> part{{0, std::span(last)}};
+    session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true);
+    EXPECT_EQ(token[0], static_cast<gpt2::Token>((9 + 7 * choice.position) % kVocab));
+    ++choice.position;
+  };
+  const int64_t before = stub().calls("cuGraphLaunch");
+  for (int i = 0; i < 11; ++i) step();
+  EXPECT_EQ(stub().calls("cuGraphLaunch"), before + 11) << "none was for nothing";
+  // Pages 0 and 1 were there, 2 is the other sequence's.
+  EXPECT_EQ(slots_of_row_0, (std::vector<int64_t>{5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19}));
+  for (int i = 0; i < 4; ++i) step();
+  const std::vector<gpt2::NewTokens> part{{0, std::span(token)}};
+  expect_contains(said([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }),
+                  "this step needs 1 more page of 4 tokens; the cache has 0 left");
+  session.truncate(1, 0);
+  slots_of_row_0.clear();
+  step();
+  EXPECT_EQ(slots_of_row_0, (std::vector<int64_t>{8}));
 }
 
 TEST_F(SessionCuda, TakesItsMemoryOnceAndGivesItBack) {

@@ -107,6 +107,20 @@ TEST_F(Gpt2GpuText, TheSameOnEveryRunAndByGraph) {
     EXPECT_EQ(texts_of(gpu, options, {.batch = 3, .rows = 16}), texts_of(host, options, {.batch = 3, .rows = 16}));
 }
 
+TEST_F(Gpt2GpuText, TheSameInPages) {
+  const Files files(on_gpu("gpt2"));
+  const Model model = files.load({.dtype = DType::kF32, .gpu = 0});
+  for (const double temperature : {0.0, 0.9}) {
+    const GenerateOptions options{.max_new_tokens = 20, .temperature = temperature, .seed = 7};
+    const auto wanted = texts_of(model, options, {.batch = 5, .context = 60, .rows = 16});
+    for (const int64_t page_size : {1, 5, 16})
+      for (const bool graph : {true, false})
+        EXPECT_EQ(texts_of(model, options, {.batch = 5, .context = 60, .rows = 16, .graph = graph, .page_size = page_size, .cache_tokens = 64}),
+                  wanted)
+            << page_size;
+  }
+}
+
 TEST_F(Gpt2GpuText, NeighboursChangeNothing) {
   const Files files(on_gpu("gpt2"));
   const GenerateOptions options{.max_new_tokens = 24, .temperature = 1.1, .seed = 3};

@@ -37,13 +37,20 @@ class Run {
       if (static_cast<int64_t>(prompts[i].size()) > session.options().context)
         throw Error("prompt " + std::to_string(i) + " has " + std::to_string(prompts[i].size()) + " tokens; the context is " +
                     std::to_string(session.options().context) + ": use a shorter one, or a larger context");
+      const int64_t most = session.options().cache_tokens;
+      if (session.options().page_size > 0 && needed(prompts[i].size()) > most)
+        throw Error("prompt " + std::to_string(i) + " and its new tokens need room for " + std::to_string(needed(prompts[i].size())) +
+                    "; the cache holds " + std::to_string(most) + ": use a larger one, or fewer new tokens");
     }
     // A token that only the model's padding has is none.
     const int64_t known = tokenizer ? std::min<int64_t>(c.vocab_size, tokenizer->vocabulary().size()) : c.vocab_size;
     session.draw_from(known);
     choices_.resize(static_cast<size_t>(session.options().batch));
     drawn_.resize(choices_.size());
-    for (int64_t s = session.options().batch; s-- > 0;) free_.push_back(s);
+    for (int64_t s = session.options().batch; s-- > 0;) {
+      session.truncate(s, 0);
+      free_.push_back(s);
+    }
   }
 
   std::vector<Generated> run() {
@@ -55,9 +62,16 @@ class Run {
   }
 
  private:
+  // What the cache must hold of a text at most: the last token is never read.
+  int64_t needed(size_t prompt) const {
+    const auto tokens = static_cast<int64_t>(prompt);
+    return tokens + std::min(options_.max_new_tokens - 1, session_.options().context - tokens);
+  }
+
+  // Requests in their order, as long as there are sequences and, where these share a cache, room for the longest that a text may become.
   void admit() {
     std::vector<Request> fresh;
-    while (next_ < prompts_.size() && !free_.empty()) {
+    while (next_ < prompts_.size() && !free_.empty() && session_.reserve(free_.back(), needed(prompts_[next_].size()))) {
       Request r;
       r.index = next_++;
       r.sequence = free_.back();
@@ -66,9 +80,9 @@ class Run {
       r.prompt = r.all.size();
       if (tokenizer_) r.decoder = std::make_unique<Decoder>(*tokenizer_);
       r.stops = Stops(options_.stops);
-      session_.truncate(r.sequence, 0);
       fresh.push_back(std::move(r));
     }
+    if (fresh.empty()) return;
     std::sort(fresh.begin(), fresh.end(), [](const Request& a, const Request& b) { return a.sequence < b.sequence; });
     std::vector<NewTokens> parts;
     for (const Request& r : fresh) {
@@ -155,6 +169,7 @@ class Run {
           r.stops.finish(to);
         return false;
       });
+    session_.truncate(r.sequence, 0);
     free_.push_back(r.sequence);
     r.sequence = -1;
     if (calls_.finished) calls_.finished(r.index, result);

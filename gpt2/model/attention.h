@@ -24,16 +24,21 @@ class Attention {
   struct Options {
     int64_t batch = 1, context = 1, rows = 1;
     Algorithm algorithm = Algorithm::kAuto;
-    bool alone = false;  // each sequence in a call of its own, so that no other changes how its work is split
+    bool alone = false;                // each sequence in a call of its own, so that no other changes how its work is split
+    int64_t page_size = 0, pages = 0;  // of the cache; 0: every sequence has a place of its own
   };
   Attention(const Config& config, DType dtype, const Compute& compute, const Options& options);
 
   // What steps will need; a shape that needs more gets it when it comes.
   size_t workspace_bytes() const { return workspace_bytes_; }
 
-  // q is in qkv, the projection's rows; k and v are a layer's cache, (batch, context, n_kv_head, headdim). The cache holds the new rows already.
-  // `used` says how many tokens each sequence of the batch has with the new one, for steps of one token.
-  void execute(int64_t layer, const std::vector<Span>& spans, const int32_t* used, const void* qkv, const void* k, const void* v, void* o,
+  // Of each sequence of the batch: `used` its tokens with the new ones, `table` its pages.
+  struct Lists {
+    const int32_t *used = nullptr, *table = nullptr;
+  };
+  // q is in qkv, the projection's rows; k and v are a layer's cache, (batch, context, n_kv_head, headdim), or (pages, page_size, n_kv_head, headdim).
+  // The cache holds the new rows already. Steps of one token, and all steps of a cache in pages, look at the lists.
+  void execute(int64_t layer, const std::vector<Span>& spans, const Lists& lists, const void* qkv, const void* k, const void* v, void* o,
                std::byte* workspace, const MemorySpace& space);
   // Steps of one token take lengths from a list, so that one plan serves them all.
   bool takes_lengths() const { return takes_lengths_; }
@@ -45,7 +50,7 @@ class Attention {
     double scale = 1;
     auto key() const { return std::tuple(sequences, queries, keys, scale); }
   };
-  ForwardTensors tensors(const Shape& shape, const int32_t* used, const void* qkv, const void* k, const void* v, void* o) const;
+  ForwardTensors tensors(const Shape& shape, const Lists& lists, const void* qkv, const void* k, const void* v, void* o) const;
   const Plan& plan(const Shape& shape);
   double scale_of(int64_t layer) const;
 

@@ -108,7 +108,7 @@ bool Decoding::bring_up(std::span<const NewTokens> parts, std::span<const ops::C
     put(host_.ids[row], active ? parts[part].tokens[0] : 0);
     put(host_.position[row], active ? static_cast<int32_t>(past) : 0);
     put(host_.used[row], active ? static_cast<int32_t>(past + 1) : 1);
-    put(host_.slot[row], active ? row * session_.options().context + past : int64_t{-1});
+    put(host_.slot[row], active ? session_.place(row, past) : int64_t{-1});
     const ops::Choice wanted = active ? choices[part] : ops::Choice{};
     const ops::Choice& has = host_.choice[row];
     const bool penalty = wanted.repetition_penalty != 1;
@@ -128,7 +128,8 @@ bool Decoding::bring_up(std::span<const NewTokens> parts, std::span<const ops::C
 }
 
 void Decoding::execute(int64_t rows, int turn) {
-  const StepRows in{device_.ids, device_.position, nullptr, device_.used, device_.slot};
+  const auto* const table = reinterpret_cast<const int32_t*>(session_.inputs_.at(session_.table_));
+  const StepRows in{device_.ids, device_.position, nullptr, device_.used, table, device_.slot};
   session_.layers(in, spans_, rows, rows, 0);
   const ops::Advance advance{device_.ids, device_.position, device_.used, device_.slot, device_.seen, seen_stride_};
   session_.sampling_.execute({rows, session_.logits_, device_.choice, tokens_of(turn), advance}, session_.sampling_workspace_.at(0),
@@ -162,9 +163,13 @@ void Decoding::launch(const cuda::Graph* graphs) {
   done_[static_cast<size_t>(turn_)].record(session_.space_.stream());
 }
 
-// Whether the cache has room for a token behind those of this step.
+// Whether the cache has room for a token behind those of this step, in the row behind theirs.
 bool Decoding::fits_once_more(std::span<const NewTokens> parts) const {
-  return std::all_of(parts.begin(), parts.end(), [&](const NewTokens& p) { return session_.length(p.sequence) + 2 <= session_.options().context; });
+  const SessionOptions& o = session_.options();
+  return std::all_of(parts.begin(), parts.end(), [&](const NewTokens& p) {
+    const int64_t next = session_.length(p.sequence) + 1;
+    return next < o.context && (o.page_size == 0 || next % o.page_size != 0);
+  });
 }
 
 void Decoding::step(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens, bool more) {
@@ -172,6 +177,7 @@ void Decoding::step(std::span<const NewTokens> parts, std::span<const ops::Choic
   int64_t rows = 1;
   while (rows <= parts.back().sequence) rows *= 2;
   rows = std::min(rows, session_.options().batch);
+  session_.send_table();
   const cuda::Graph* graphs = graphs_of(rows);
   const bool same = bring_up(parts, choices, rows), on_its_way = same && ahead_ == rows;
   ahead_ = 0;

@@ -12,8 +12,17 @@ SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
   if (o.batch < 1) throw Error("batch is " + std::to_string(o.batch) + "; allowed: 1 and above");
   if (o.context < 1 || o.context > c.n_positions)
     throw Error("context is " + std::to_string(o.context) + "; the model has positions for 1 to " + std::to_string(c.n_positions) + " tokens");
-  constexpr int64_t kMost = int64_t{1} << 31;
+  constexpr int64_t kMost = int64_t{1} << 31, kPage = 64;
   if (o.batch >= kMost / o.context) throw Error("batch times context exceeds 2^31 - 1 tokens; use smaller ones");
+  if (o.page_size < 0 || o.page_size >= kMost) throw Error("page_size is " + std::to_string(o.page_size) + "; allowed: 0 (no pages) to 2^31 - 1");
+  if (o.cache_tokens < 0 || o.cache_tokens >= kMost)
+    throw Error("cache_tokens is " + std::to_string(o.cache_tokens) + "; allowed: 0 (batch times context) to 2^31 - 1");
+  if (o.cache_tokens > 0 && o.page_size == 0) o.page_size = std::min(kPage, o.cache_tokens);
+  if (o.page_size > 0) {
+    const int64_t pages = o.cache_tokens > 0 ? Pages::pages_of(o.cache_tokens, o.page_size) : o.batch * Pages::pages_of(o.context, o.page_size);
+    if (pages >= kMost / o.page_size) throw Error("the cache would have 2^31 tokens or more; use smaller or fewer pages");
+    o.cache_tokens = pages * o.page_size;
+  }
   if (o.rows == 0) o.rows = std::max(std::min<int64_t>(chunk, o.batch * o.context), o.batch);
   if (o.logit_rows == 0) o.logit_rows = o.batch;
   if (o.rows < o.batch)
@@ -21,7 +30,9 @@ SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
   return o;
 }
 
-Attention::Options attention_options(const SessionOptions& o) { return {o.batch, o.context, o.rows, o.algorithm, o.batch_invariant}; }
+Attention::Options attention_options(const SessionOptions& o) {
+  return {o.batch, o.context, o.rows, o.algorithm, o.batch_invariant, o.page_size, o.page_size > 0 ? o.cache_tokens / o.page_size : 0};
+}
 
 }  // namespace
 
@@ -80,12 +91,15 @@ SessionMemory SessionPlans::memory() const {
   add("places in the cache", rows, 1, 8, true);
   add("lengths", options_.batch, 1, 4, true);
   add("targets", options_.hidden ? rows : 0, 1, 4, true);
+  add("pages of sequences", options_.page_size > 0 ? options_.batch : 0,
+      options_.page_size > 0 ? Pages::pages_of(options_.context, options_.page_size) : 0, 4, true);
   m.workspace = workspace_;
+  const int64_t tokens = options_.page_size > 0 ? options_.cache_tokens : options_.batch * options_.context;
   BlockLayout cache;
   for (int64_t i = 0; i < 2 * c.n_layer; ++i) {
     size_t bytes = 0;
-    if (__builtin_mul_overflow(static_cast<size_t>(options_.batch * options_.context), static_cast<size_t>(c.kv_width()) * size, &bytes))
-      throw Error("the cache needs more bytes than 64-bit numbers count; use a smaller batch or context");
+    if (__builtin_mul_overflow(static_cast<size_t>(tokens), static_cast<size_t>(c.kv_width()) * size, &bytes))
+      throw Error("the cache needs more bytes than 64-bit numbers count; use a smaller batch, context or cache");
     cache.add(bytes);
   }
   m.cache = cache.total();

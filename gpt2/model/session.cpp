@@ -34,7 +34,10 @@ Session::Session(const Model& model, const SessionOptions& options)
   take(picked_);
   take(logits_);
   take(lse_);
-  for (size_t* to : {&ids_, &positions_, &select_, &slots_, &used_, &targets_}) *to = places[i++];
+  for (size_t* to : {&ids_, &positions_, &select_, &slots_, &used_, &targets_, &table_}) *to = places[i++];
+  if (const SessionOptions& o = plans_.options_; o.page_size > 0)
+    pages_ = Pages(o.page_size, o.cache_tokens / o.page_size, o.batch, Pages::pages_of(o.context, o.page_size),
+                   reinterpret_cast<int32_t*>(inputs_.host(table_)));
   spans_.reserve(static_cast<size_t>(options.batch));
   logit_at_.reserve(static_cast<size_t>(plans_.options_.logit_rows));
   if (space_.on_gpu()) decoding_ = std::make_unique<Decoding>(*this);
@@ -47,6 +50,44 @@ void Session::truncate(int64_t sequence, int64_t length) {
   if (length < 0 || length > now)
     throw Error("sequence " + std::to_string(sequence) + " has " + std::to_string(now) + " tokens, not " + std::to_string(length));
   now = length;
+  if (options().page_size > 0) {
+    pages_.give_back(sequence, length);
+    table_changed_ = true;
+  }
+}
+
+bool Session::reserve(int64_t sequence, int64_t tokens) {
+  const SessionOptions& o = options();
+  if (sequence < 0 || sequence >= o.batch) throw Error("there is no sequence " + std::to_string(sequence));
+  const int64_t most = o.page_size > 0 ? std::min(o.context, o.cache_tokens) : o.context;
+  if (tokens > most)
+    throw Error("a sequence of " + std::to_string(tokens) + " tokens; the cache holds " + std::to_string(most) + " of one: use a larger one");
+  if (o.page_size == 0) return true;
+  if (pages_.missing(sequence, tokens) > pages_.free()) return false;
+  pages_.take(sequence, tokens);
+  table_changed_ = true;
+  return true;
+}
+
+void Session::take_pages(std::span<const NewTokens> parts) {
+  if (options().page_size == 0) return;
+  for (const NewTokens& part : parts) {
+    const int64_t tokens = length(part.sequence) + static_cast<int64_t>(part.tokens.size());
+    if (pages_.missing(part.sequence, tokens) == 0) continue;
+    pages_.take(part.sequence, tokens);
+    table_changed_ = true;
+  }
+}
+
+void Session::send_table() {
+  if (!table_changed_) return;
+  const SessionOptions& o = options();
+  if (o.page_size > 0) inputs_.send(table_, static_cast<size_t>(o.batch * Pages::pages_of(o.context, o.page_size)) * sizeof(int32_t));
+  table_changed_ = false;
+}
+
+int64_t Session::place(int64_t sequence, int64_t token) const {
+  return options().page_size > 0 ? pages_.row(sequence, token) : sequence * options().context + token;
 }
 
 void Session::pretend(int64_t sequence, int64_t length) {
@@ -54,14 +95,19 @@ void Session::pretend(int64_t sequence, int64_t length) {
   if (sequence < 0 || sequence >= options().batch || length < 0 || length > options().context)
     throw Error("sequence " + std::to_string(sequence) + " of " + std::to_string(length) + " tokens; the cache is " +
                 std::to_string(options().batch) + " x " + std::to_string(options().context));
+  truncate(sequence, 0);
+  if (!reserve(sequence, length)) throw Error("the cache has no room for a sequence of " + std::to_string(length) + " tokens");
   const size_t row = static_cast<size_t>(c.kv_width()) * size_of(model_.dtype()), tensor = cache_.size() / 2 / static_cast<size_t>(c.n_layer);
+  const int64_t together = options().page_size > 0 ? options().page_size : std::max<int64_t>(length, 1);
   for (size_t i = 0; i < 2 * static_cast<size_t>(c.n_layer); ++i)
-    space_.zero(cache_.at(i * tensor + static_cast<size_t>(sequence * options().context) * row), static_cast<size_t>(length) * row);
+    for (int64_t token = 0; token < length; token += together)
+      space_.zero(cache_.at(i * tensor + static_cast<size_t>(place(sequence, token)) * row),
+                  static_cast<size_t>(std::min(together, length - token)) * row);
   lengths_[static_cast<size_t>(sequence)] = length;
 }
 
 void Session::check(std::span<const NewTokens> parts, bool in_chunks) const {
-  int64_t before = -1, rows = 0, logits = 0;
+  int64_t before = -1, rows = 0, logits = 0, pages = 0;
   for (const NewTokens& part : parts) {
     if (part.sequence <= before || part.sequence >= options().batch)
       throw Error("sequence " + std::to_string(part.sequence) + " behind " + std::to_string(before) + "; allowed: ascending, below the batch of " +
@@ -82,10 +128,14 @@ void Session::check(std::span<const NewTokens> parts, bool in_chunks) const {
       throw Error("a prompt of " + std::to_string(count) + " tokens; a model that is not causal takes it in one step, of at most " +
                   std::to_string(options().rows) + ": use a larger chunk");
     rows += count;
+    if (options().page_size > 0) pages += pages_.missing(part.sequence, past + count);
     logits += part.logits == WantLogits::kAll ? count : part.logits == WantLogits::kLast ? 1 : 0;
   }
   if (!in_chunks && rows > options().rows)
     throw Error("a step of " + std::to_string(rows) + " tokens; this session takes " + std::to_string(options().rows) + ": use prefill()");
+  if (options().page_size > 0 && pages > pages_.free())
+    throw Error("this step needs " + std::to_string(pages) + (pages == 1 ? " more page of " : " more pages of ") + std::to_string(options().page_size) + " tokens; the cache has " +
+                std::to_string(pages_.free()) + " left: use a larger cache, or fewer sequences at once");
   if (logits > options().logit_rows)
     throw Error("logits of " + std::to_string(logits) + " tokens; this session has room for " + std::to_string(options().logit_rows));
 }
@@ -103,6 +153,8 @@ void Session::run(std::span<const NewTokens> parts, int64_t first_logit) {
   auto* select = reinterpret_cast<int32_t*>(inputs_.host(select_));
   auto* used = reinterpret_cast<int32_t*>(inputs_.host(used_));
   auto* slots = reinterpret_cast<int64_t*>(inputs_.host(slots_));
+  take_pages(parts);
+  send_table();
   spans_.clear();
   rows_ = 0;
   int64_t logit_rows = 0;
@@ -113,7 +165,7 @@ void Session::run(std::span<const NewTokens> parts, int64_t first_logit) {
     for (int64_t i = 0; i < count; ++i, ++rows_) {
       ids[rows_] = part.tokens[static_cast<size_t>(i)];
       positions[rows_] = static_cast<int32_t>(past + i);
-      slots[rows_] = part.sequence * options().context + past + i;
+      slots[rows_] = place(part.sequence, past + i);
       if (part.logits == WantLogits::kAll || (part.logits == WantLogits::kLast && i == count - 1)) {
         select[logit_rows] = static_cast<int32_t>(rows_);
         logit_at_.push_back(first_logit + logit_rows++);
@@ -128,7 +180,7 @@ void Session::run(std::span<const NewTokens> parts, int64_t first_logit) {
   send(slots_, rows_, sizeof *slots);
   send(used_, options().batch, sizeof *used);
   const auto at = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.at(offset)); };
-  const StepRows in{at(ids_), at(positions_), at(select_), at(used_), reinterpret_cast<const int64_t*>(inputs_.at(slots_))};
+  const StepRows in{at(ids_), at(positions_), at(select_), at(used_), at(table_), reinterpret_cast<const int64_t*>(inputs_.at(slots_))};
   logits_on_host_ = false;
   if (decoding_) decoding_->forget_ahead();
   layers(in, spans_, rows_, logit_rows, first_logit);
@@ -158,7 +210,7 @@ void Session::layers(const StepRows& in, const std::vector<Span>& spans, int64_t
                            at(qkv_, r, c.qkv_width()), in.positions + r, in.slots + r, k, v},
                           workspace_, stream);
     });
-    plans_.attention_.execute(i, spans, in.used, qkv_, k, v, o_, workspace_, space_);
+    plans_.attention_.execute(i, spans, {in.used, in.table}, qkv_, k, v, o_, workspace_, space_);
     in_groups(rows, [&](int64_t r, int64_t n) {
       plans_.attn_proj_.execute(
           {n, at(o_, r, c.n_embd), w.attn_proj.weight, w.attn_proj.bias, x_ + r * c.n_embd, static_cast<const float*>(w.attn_proj.bias_single)},
@@ -281,6 +333,7 @@ void Session::step_and_draw(std::span<const NewTokens> parts, std::span<const op
   logits_on_host_ = false;
   logit_at_.clear();
   logit_count_ = 0;
+  take_pages(parts);
   decoding_->step(parts, choices, tokens, more);
   rows_ = logit_count_ = static_cast<int64_t>(parts.size());
   for (const NewTokens& part : parts) {

@@ -14,6 +14,7 @@
 
 #include "gpt2/model/attention.h"
 #include "gpt2/model/model.h"
+#include "gpt2/model/pages.h"
 #include "gpt2/tokenizer/vocabulary.h"
 
 namespace fattn::gpt2 {
@@ -28,6 +29,9 @@ struct SessionOptions {
   Algorithm algorithm = Algorithm::kAuto;  // of attention
   bool batch_invariant = false;            // no sequence changes another's result by a bit
   bool graph = true;                       // on a GPU steps of one token are captured once and replayed
+  // Sequences share a cache of so many tokens, rounded up to pages, which they take as they grow; 0: none shares, each has room for its context. One
+  // of the two alone stands for the other: 64 tokens a page, and as many tokens as batch times context.
+  int64_t page_size = 0, cache_tokens = 0;
 
   bool operator==(const SessionOptions&) const = default;
 };
@@ -57,7 +61,7 @@ struct SessionMemory {
 
 // Where the numbers of a step's rows are, for operations to read.
 struct StepRows {
-  const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *used = nullptr;
+  const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *used = nullptr, *table = nullptr;
   const int64_t* slots = nullptr;
 };
 
@@ -66,7 +70,7 @@ int64_t default_chunk(const ops::Device& device);
 
 class SessionPlans {
  public:
-  // Throws Error for what the model does not have: a context beyond its positions.
+  // Throws Error for what the model does not have, a context beyond its positions, and for pages where attention has none.
   SessionPlans(const Config& config, DType dtype, const Compute& compute, const ops::Device& device, const SessionOptions& options);
   SessionMemory memory() const;
   const SessionOptions& options() const { return options_; }  // with the numbers that 0 stands for
@@ -98,6 +102,10 @@ class Session {
   int64_t length(int64_t sequence) const { return lengths_[static_cast<size_t>(sequence)]; }
   // Forgets what is behind `length`.
   void truncate(int64_t sequence, int64_t length);
+
+  // Room for a sequence of so many tokens from now on, until it is truncated. False: other sequences have the pages. Throws Error where the session
+  // never has so many.
+  bool reserve(int64_t sequence, int64_t tokens);
 
   // For measurements: as if a sequence had so many tokens, whose keys and values are 0.
   void pretend(int64_t sequence, int64_t length);
@@ -133,7 +141,9 @@ class Session {
   // Logits go to rows from first_logit on.
   void run(std::span<const NewTokens> parts, int64_t first_logit);
   void layers(const StepRows& in, const std::vector<Span>& spans, int64_t rows, int64_t logit_rows, int64_t first_logit);
-  void draw_rows(std::span<const ops::Choice> choices, Token* tokens);
+  void take_pages(std::span<const NewTokens> parts);
+  void send_table();
+  int64_t place(int64_t sequence, int64_t token) const;  // its row in the cache
 
   const Model& model_;
   MemorySpace space_;
@@ -141,12 +151,14 @@ class Session {
   Block arena_, cache_;
   Inputs inputs_;
   std::vector<int64_t> lengths_;
+  Pages pages_;
+  bool table_changed_ = true;
   std::vector<Span> spans_;
   std::vector<int64_t> logit_at_;  // where each of the logits is
   int64_t rows_ = 0, logit_count_ = 0;
   float *x_ = nullptr, *logits_ = nullptr, *lse_ = nullptr;
   std::byte *h_ = nullptr, *qkv_ = nullptr, *o_ = nullptr, *inner_ = nullptr, *picked_ = nullptr, *workspace_ = nullptr;
-  size_t ids_ = 0, positions_ = 0, select_ = 0, slots_ = 0, used_ = 0, targets_ = 0;  // in inputs_
+  size_t ids_ = 0, positions_ = 0, select_ = 0, slots_ = 0, used_ = 0, targets_ = 0, table_ = 0;  // in inputs_
 
   mutable Block host_logits_, host_hidden_;  // of a GPU, when they are asked for
   mutable bool logits_on_host_ = false;

@@ -120,6 +120,24 @@ def test_the_same_on_every_run(fattn, model):
     assert [t["ids"] for t in fattn.json("gpt2", "generate", model, *prompts, *DRAWN[:-2], 5, "--ignore-end", "--batch-invariant")["texts"]] != ids
 
 
+def test_texts_share_a_cache(fattn, model):
+    """In pages, one text after the other where there is room for one alone."""
+    prompts = ["Hello world", "x", "a longer text than the others, by far", "ab"]
+    def texts(*flags):
+        record = fattn.json("gpt2", "generate", model, *prompts, *DRAWN, *flags)
+        return record["options"], {t["request"]: t["ids"] for t in record["texts"]}
+    options, wanted = texts()
+    assert options["page_size"] == options["cache_tokens"] == 0
+    for flags, pages in ((["--cache-tokens", 50], (50, 50)), (["--cache-tokens", 50, "--page-size", 8], (8, 56)), (["--page-size", 1], (1, 4 * options["context"]))):
+        options, got = texts(*flags)
+        assert got == wanted and (options["page_size"], options["cache_tokens"]) == pages
+    assert "prompt 2 and its new tokens need room for 48; the cache holds 40" in fattn.refuses(
+        "gpt2", "generate", model, *prompts, *DRAWN, "--cache-tokens", 36, "--page-size", 8)
+    assert "has no cache in pages: algorithm v1" in fattn.refuses("gpt2", "generate", model, "x", "--page-size", 8, "--algorithm", "v1")
+    used = {u["what"]: u["bytes"] for u in fattn.json("gpt2", "info", model, "--memory", "--device", "cpu", "--batch", 64, "--cache-tokens", 128)["memory"]["uses"]}
+    assert used["keys and values"] == 2 * 2 * 128 * 32 * 4 and used["pages of sequences"] == 64 * 4
+
+
 def test_where_prompts_come_from(fattn, model, tmp_path):
     (tmp_path / "one").write_text("Hello\nworld")
     said = fattn("gpt2", "generate", model, "Hello\nworld", *DRAWN)
@@ -205,6 +223,8 @@ def test_bench(fattn, model):
     assert [(t["pass"], t["batch"], t["context"]) for t in record["timings"]] == [(p, b, c) for p in ("prefill", "decode") for b in (1, 2) for c in (8, 64)]
     assert all(t["of_limit"] > 0 for t in record["timings"])
     assert "more than the model's 64 positions" in fattn.refuses("gpt2", "bench", model, "--context", 65)
+    paged = fattn.json("gpt2", "bench", model, "--batch", 3, "--context", 50, "--page-size", 16, "--seconds", 0)
+    assert (record["page_size"], paged["page_size"]) == (0, 16) and len(paged["timings"]) == 2
 
 
 def test_bad_input(fattn, model, tmp_path):
