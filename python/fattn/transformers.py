@@ -209,9 +209,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if attention_mask is None and not dropout and sliding_window is None and softcap is None and s_aux is None and not weights and _SPECIAL.isdisjoint(options):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal  # what training does in every layer, at the least cost
         return _attention(query, key, value, causal=bool(causal), softmax_scale=scaling, layout="bhsd").transpose(1, 2), None
-    for name, what in (("position_bias", "a position bias"), ("cache", "a paged cache")):
+    for name, what, instead in (("position_bias", "a position bias", "'eager' or 'sdpa' for this model"),
+                                ("cache", "a paged cache", "'flash_attention_2' after fattn.compat.install(), or 'sdpa'")):
         if options.get(name) is not None:
-            raise NotImplementedError(f"attn_implementation='fattn' does not compute {what} ({name}); take 'eager' or 'sdpa' for this model")
+            raise NotImplementedError(f"attn_implementation='fattn' does not compute {what} ({name}); take {instead}")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = None if sliding_window is None else (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
     mask = attention_mask

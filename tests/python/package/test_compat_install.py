@@ -215,6 +215,12 @@ model = t.LlamaForCausalLM(t.LlamaConfig(**grouped)).eval()
 model.set_attn_implementation("flash_attention_2")
 packed = model(torch.cat([ids[:1, :5], ids[1:, :7]], 1), position_ids=torch.cat([torch.arange(5), torch.arange(7)])[None], use_cache=False).logits
 torch.testing.assert_close(packed[:, 5:], model(ids[1:, :7]).logits, rtol=BOUND, atol=BOUND)
+if hasattr(model, "generate_batch"):
+    prompts, settings = [[7, 8, 9], list(range(20, 60)), [5]], t.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    alone = [model.generate(torch.tensor([p]), generation_config=settings)[0, len(p):].tolist() for p in prompts]
+    together = model.generate_batch(inputs=prompts, generation_config=settings)
+    assert [list(o.generated_tokens) for o in together.values()] == alone, (together, alone)
+    print("batch")
 original = transformers.integrations.flash_attention.get_target_dtype
 compat.uninstall()
 assert transformers.integrations.flash_attention.get_target_dtype is not original
@@ -223,11 +229,11 @@ print("packed")
 
 
 def test_models_of_transformers():
-    """Padding on either side, windows, softcaps, a model without a linear layer, sequences packed by their positions."""
+    """Padding on either side, windows, softcaps, a model without a linear layer, sequences packed by their positions, a paged cache that texts share."""
     pytest.importorskip("transformers", minversion="5")
     done = run(BOUND + MODELS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["BertModel", "GPT2LMHeadModel", "MistralForCausalLM", "Gemma2ForCausalLM", "packed"]
+    assert [word for word in done.stdout.split() if word != "batch"] == ["BertModel", "GPT2LMHeadModel", "MistralForCausalLM", "Gemma2ForCausalLM", "packed"]
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
