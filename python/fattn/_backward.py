@@ -98,8 +98,8 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     _require_tensors(4, "(batch, seqlen, heads, headdim)", "(batch, heads, seqlen_q)", dlse, lse, dout=dout, q=q, k=k, v=v, o=o)
     require_numbers(given.softmax_scale, given.softcap, given.dropout_p)
     of = q, k, v
-    if torch.is_autocast_enabled(q.device.type):
-        dout, q, k, v, o = autocast(q.device.type, dout, q, k, v, o)
+    if torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        dout, q, k, v, o = autocast(device_type, dout, q, k, v, o)
     deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
     for_operator = (given.softmax_scale, given.causal, deterministic, bhsd, *window_limits(given.window), given.softcap or 0.0,
                     choose("backend", given.backend, _abi.BACKENDS), choose("algorithm", given.algorithm, _abi.ALGORITHMS))
@@ -142,6 +142,6 @@ def attention_varlen_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tens
     _require_tensors(3, "(total, heads, headdim)", "(heads, total_q)", dlse, lse, dout=dout, q=q, k=k, v=v, o=o)
     of = q, k, v
     q, k, v, for_operator, scores, sequences = packed_inputs(q, k, v, cu_seqlens_q, given)
-    if torch.is_autocast_enabled(q.device.type):
-        dout, o = autocast(q.device.type, dout, o)
+    if torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        dout, o = autocast(device_type, dout, o)
     return _finish([dout, dlse, q, k, v, o, lse], for_operator, scores, sequences, given, wanted, of)

@@ -6,7 +6,7 @@ import torch
 
 from ._attention import attention
 from ._merge import merge
-from ._refused import require_dense
+from ._refused import can_be_read, require_dense
 from ._unknown import unknown_options
 
 # Of fattn.attention: what follows from the numbers of scores alone, and how the sequences' own keys lie.
@@ -15,9 +15,12 @@ _OPTIONS = ("causal", "softmax_scale", "softcap", "seqused_k", "sinks", "block_t
 _OF_BOTH = ("softmax_scale", "softcap", "batch_invariant", "deterministic", "backend", "algorithm")
 
 
-def _check(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: torch.Tensor, packed: bool, options: dict[str, Any]) -> None:
-    for name, x in (("q", q), ("k_prefix", k_prefix), ("v_prefix", v_prefix)):
+def _check(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: bool, options: dict[str, Any]) -> None:
+    for name, x in (("q", q), ("k_prefix", k_prefix), ("v_prefix", v_prefix), ("k", k), ("v", v)):
         require_dense(name, x)
+    for name, x in (("k", k), ("v", v)):
+        if not packed and x.dim() != 4:
+            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen_k, nheads_k, headdim), each sequence's own keys")
     for name, x in (("k_prefix", k_prefix), ("v_prefix", v_prefix)):
         if x.dim() != 3:
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (seqlen_prefix, nheads_k, headdim), one prefix for all sequences")
@@ -28,7 +31,7 @@ def _check(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: t
     if not options.get("causal") or packed or q.shape[1] < 2:
         return
     lengths, own = options.get("seqused_k"), k.shape[1] if options.get("block_table") is None else None
-    if isinstance(lengths, torch.Tensor) and not lengths.is_cuda and lengths.numel() and not torch.compiler.is_compiling():
+    if isinstance(lengths, torch.Tensor) and lengths.numel() and can_be_read(lengths):
         own = int(lengths.min())
     if own is not None and q.shape[1] > own:
         raise ValueError(f"causal is set, a sequence has {own} keys behind the prefix, and q has {q.shape[1]} queries each; queries must be of keys behind the "
@@ -61,7 +64,7 @@ def cascade(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: 
     if unknown:
         raise unknown_options("fattn.cascade", unknown, [*_OPTIONS, "return_lse"])
     packed = options.get("cu_seqlens_q") is not None
-    _check(q, k_prefix, v_prefix, k, packed, options)
+    _check(q, k_prefix, v_prefix, k, v, packed, options)
     dtype = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else None
     shared = {name: options[name] for name in _OF_BOTH if name in options}
     rows = q.flatten(0, -3)[None]

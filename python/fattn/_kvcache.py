@@ -11,7 +11,7 @@ from ._attention import attention
 from ._errors import exception_of_operator
 from ._operators import rows_contiguous
 from ._options import is_bhsd
-from ._refused import require_dense
+from ._refused import can_be_read, require_dense
 from ._rotary import rotary
 
 
@@ -74,12 +74,16 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return _reached(b.storage_offset() - a.storage_offset(), dims)
 
 
+def _have_memory(*tensors: torch.Tensor) -> bool:
+    return not torch.compiler.is_compiling() and all(x.is_cuda or can_be_read(x) for x in tensors)
+
+
 def _require_own_memory(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         if _reaches_twice(x):
             raise ValueError(f"{name} with the shape {tuple(x.shape)} and the strides {x.stride()} reaches one element by two indices (an expanded view?), which "
                              "would be written over each other; give a tensor of its own memory, .contiguous()")
-    if not torch.compiler.is_compiling() and _share_memory(k_cache, v_cache):
+    if _have_memory(k_cache, v_cache) and _share_memory(k_cache, v_cache):
         raise ValueError("k_cache and v_cache share memory, which would be written over each other; give two tensors")
 
 
@@ -149,7 +153,9 @@ def _of_pages(q: torch.Tensor, caches: list[torch.Tensor], new: list[torch.Tenso
     """Of a paged cache; `caches` and `new` as (pages or batch, rows, heads, headdim). `angles` where all is done `at_once`."""
     table = options["block_table"]
     if not isinstance(cache_seqlens, torch.Tensor):
-        cache_seqlens = torch.full(q.shape[:1], operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
+        if not 0 <= cache_seqlens < 2**31:
+            raise ValueError(f"cache_seqlens is {cache_seqlens}; allowed: 0 to {2**31 - 1}, how many keys each sequence has")
+        cache_seqlens = torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
     if new and new[0].shape[1]:
         if not isinstance(table, torch.Tensor) or table.dim() != 2 or table.dtype not in (torch.int32, torch.int64) or len(table) != len(q):
             what = f"a tensor of {table.dtype} with the shape {tuple(table.shape)}" if isinstance(table, torch.Tensor) else f"a {type(table).__name__}"
@@ -239,6 +245,13 @@ def with_kvcache(
     new = [] if k is None else [x.transpose(1, 2) if bhsd else x for x in (k, v)]
     if new and new[0].shape[1] != new[1].shape[1]:
         raise ValueError(f"k has {new[0].shape[1]} new tokens and v {new[1].shape[1]}; they must have the same")
+    if isinstance(cache_seqlens, torch.Tensor):
+        require_dense("cache_seqlens", cache_seqlens)
+    elif not isinstance(cache_seqlens, int):  # NumPy's, say
+        try:
+            cache_seqlens = operator.index(cache_seqlens)
+        except TypeError:
+            raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; it must be an int or a torch.Tensor") from None
     angles = None
     if rotary_cos is not None or rotary_sin is not None:
         if rotary_cos is None or rotary_sin is None:
@@ -259,13 +272,8 @@ def with_kvcache(
                              f"({k_cache.shape[0]}), from k_cache's batch")
         if cache_seqlens.device != k_cache.device:
             raise ValueError(f"cache_seqlens is on {cache_seqlens.device} and k_cache on {k_cache.device}; give a number, or move it there")
-        known = [] if cache_seqlens.is_cuda or torch.compiler.is_compiling() else cache_seqlens.tolist()
+        known = cache_seqlens.tolist() if can_be_read(cache_seqlens) else []
     else:
-        if not isinstance(cache_seqlens, int):  # NumPy's, say
-            try:
-                cache_seqlens = operator.index(cache_seqlens)
-            except TypeError:
-                raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; it must be an int or a torch.Tensor") from None
         known = [cache_seqlens]
     for n in known:
         if not 0 <= n <= longest - seqlen_new:

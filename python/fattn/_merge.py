@@ -9,6 +9,9 @@ from ._options import is_bhsd
 from ._refused import require_dense
 
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
@@ -34,8 +37,8 @@ def _check(parts: Sequence[torch.Tensor], bhsd: bool) -> None:
     for i, x in enumerate(parts):
         name = _merge_shapes.name_of(i)
         require_dense(name, x)
-        if not x.is_floating_point():
-            raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: floating point")
+        if x.dtype not in _DTYPES:
+            raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: {', '.join(map(str, _DTYPES))}")
         if x.device != parts[0].device:
             raise ValueError(f"{name} is on {x.device} and o1 on {parts[0].device}; all tensors of a call must be on one device")
     _merge_shapes.check_shapes([tuple(x.shape) for x in parts], bhsd)
@@ -61,6 +64,8 @@ def merge(*parts: torch.Tensor, out_dtype: torch.dtype | None = None, layout: st
     """
     bhsd = is_bhsd(layout)
     _check(parts, bhsd)
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype in _DTYPES):
+        raise ValueError(f"out_dtype is {out_dtype!r}; allowed: None, {', '.join(map(str, _DTYPES))}")
     outs, lses = parts[::2], parts[1::2]
     o, lse = merge_rows(outs, lses if bhsd else [x.transpose(-1, -2) for x in lses])
     dtype = out_dtype

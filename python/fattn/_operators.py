@@ -172,8 +172,16 @@ def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:
     return rows_contiguous(x.reshape(size * x.shape[1], *x.shape[2:]))
 
 
+def _of_nothing(operator: Any, in_dims: tuple, arguments: tuple) -> tuple[torch.Tensor, ...]:
+    """vmap over no entries: results have the shapes that those of an entry of zeros have."""
+    entry = [x if dim is None else x.new_zeros([n for i, n in enumerate(x.shape) if i != dim]) for x, dim in zip(arguments, in_dims)]
+    return tuple(x.new_empty((0, *x.shape)) for x in operator(*entry))
+
+
 def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> tuple[torch.Tensor, ...]:
     """What depends on a place in the batch, as the numbers of dropout, or may have no batch, as a bias, cannot be folded into it."""
+    if not size:
+        return _of_nothing(operator, in_dims, arguments)
     results = []
     for i in range(size):
         entry = [x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]
@@ -184,7 +192,7 @@ def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> t
 def _batched(operator: Any, ntensors: int) -> Any:
     def rule(info, in_dims, *arguments):
         size, options = info.batch_size, arguments[ntensors:]
-        if any(options[i] is not None for i in _UNFOLDED if i < len(options)):
+        if not size or any(options[i] is not None for i in _UNFOLDED if i < len(options)):
             outputs = _one_by_one(operator, size, in_dims, arguments)
             return outputs, (0,) * len(outputs)
         folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]

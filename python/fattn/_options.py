@@ -98,6 +98,26 @@ def choose(option: str, value: str, allowed: Mapping[str, int]) -> int:
         raise ValueError(f"{option} is {value!r}; allowed: {', '.join(map(repr, allowed))}") from None
 
 
+def number(name: str, value: Any) -> float:
+    """ctypes would not say which option is none."""
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # of arrays and tensors, too, and of an int beyond fp64
+            pass
+    raise TypeError(f"{name} is a {type(value).__name__}; it must be a number")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Text would be true whatever it says."""
+    if not isinstance(value, (str, bytes)):
+        try:
+            return bool(value)
+        except (ValueError, RuntimeError):  # of arrays and tensors
+            pass
+    raise TypeError(f"{name} is a {type(value).__name__}; it must be True or False")
+
+
 def within(name: str, value: int, bits: int) -> int:
     """ctypes cuts off what does not fit."""
     if not -(1 << bits - 1) <= value < 1 << bits - 1:

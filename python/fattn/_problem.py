@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from . import _abi
-from ._options import Options, choose, window_limits, within
+from ._options import Options, choose, flag, number, window_limits, within
 
 
 def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.Problem:
@@ -13,17 +13,17 @@ def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.
     problem.pass_ = int(backward)
     problem.backend = choose("backend", options.backend, _abi.BACKENDS)
     problem.algorithm = choose("algorithm", options.algorithm, _abi.ALGORITHMS)
-    problem.causal = bool(options.causal)
-    problem.deterministic = bool(options.deterministic)
-    problem.batch_invariant = bool(options.batch_invariant)
+    problem.causal = flag("causal", options.causal)
+    problem.deterministic = flag("deterministic", options.deterministic)
+    problem.batch_invariant = flag("batch_invariant", options.batch_invariant)
     problem.num_threads = within("num_threads", num_threads, 32)
     if options.softmax_scale is not None:
         problem.has_softmax_scale = 1
-        problem.softmax_scale = options.softmax_scale
+        problem.softmax_scale = number("softmax_scale", options.softmax_scale)
     problem.has_window = options.window is not None
     problem.window_left, problem.window_right = window_limits(options.window)
-    problem.softcap = options.softcap or 0.0
-    problem.p_dropout = options.dropout_p
+    problem.softcap = 0.0 if options.softcap is None else number("softcap", options.softcap)
+    problem.p_dropout = number("dropout_p", options.dropout_p)
     return problem
 
 

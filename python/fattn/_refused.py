@@ -26,13 +26,22 @@ def is_dtensor(x: Any) -> bool:
     return any(base.__name__ == "DTensor" for base in kind.__mro__)
 
 
+def can_be_read(x: torch.Tensor) -> bool:
+    """Whether its numbers are there, and looking at them waits for no GPU. Meta and fake tensors have none; inside torch.compile and vmap nobody knows them."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if type(x) is torch.Tensor:
+        return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not any(base.__name__ == "FakeTensor" for base in type(x).__mro__)
+
+
 def require_dense(name: str, x: Any, allowed: str = "") -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor{allowed}")
     if is_dtensor(x):
         raise NotImplementedError(dtensor_message(name))
-    if x.layout is not torch.strided and not x.is_nested:
-        raise NotImplementedError(kind_message(name, str(x.layout)))
+    if x.is_nested or x.layout is not torch.strided:
+        raise NotImplementedError(kind_message(name, "NestedTensor" if x.is_nested else str(x.layout)))
 
 
 def require_numbers(softmax_scale: Any, softcap: Any, dropout_p: Any) -> None:
@@ -40,6 +49,8 @@ def require_numbers(softmax_scale: Any, softcap: Any, dropout_p: Any) -> None:
     for name, x in (("softmax_scale", softmax_scale), ("softcap", softcap), ("dropout_p", dropout_p)):
         if not isinstance(x, torch.Tensor):
             continue
+        if x.is_nested or x.numel() != 1:
+            raise ValueError(f"{name} is a tensor {'of several' if x.is_nested else f'with the shape {tuple(x.shape)}'}; allowed: a number, or a tensor of one")
         asks = x.requires_grad and torch.is_grad_enabled()
         if not torch.compiler.is_compiling():
             asks = asks or torch._C._functorch.is_functorch_wrapped_tensor(x) or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None)

@@ -1,9 +1,14 @@
 """fattn.rotary: rotary position embeddings (Su et al. 2021), by operations of torch: differentiable in x, and in cos and sin."""
 
+import operator
+
 import torch
 
 from ._options import is_bhsd
-from ._refused import require_dense
+from ._refused import can_be_read, require_dense
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -28,7 +33,7 @@ def rotate_at(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: 
     """Rows of cos and sin (seqlen_rotary, rotary_dim / 2) by position, of x (..., heads, headdim) with positions (...)."""
     if cos.dim() != 2 or cos.shape != sin.shape:
         raise ValueError(f"cos has the shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; allowed: both (seqlen_rotary, rotary_dim / 2)")
-    if not positions.is_cuda and not torch.compiler.is_compiling() and positions.numel():
+    if positions.numel() and can_be_read(positions):
         first, last = int(positions.min()), int(positions.max())
         if first < 0 or last >= cos.shape[0]:
             raise ValueError(f"positions {first} to {last} are rotated and cos has {cos.shape[0]} rows; make cos and sin for more positions")
@@ -65,8 +70,25 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved
     """
     for name, t in (("x", x), ("cos", cos), ("sin", sin)):
         require_dense(name, t)
+        if t.dtype not in _DTYPES:
+            raise ValueError(f"{name} is a tensor of {t.dtype}; allowed: {', '.join(map(str, _DTYPES))}")
     bhsd = is_bhsd(layout)
     packed = cu_seqlens is not None
+    if packed:
+        require_dense("cu_seqlens", cu_seqlens, " or None")
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in _INTEGERS:
+            raise ValueError(f"cu_seqlens is a tensor of {cu_seqlens.dtype} with the shape {tuple(cu_seqlens.shape)}; allowed: int32 or int64, (batch + 1), where each "
+                             "sequence begins, and where the last one ends")
+    if isinstance(offsets, torch.Tensor):
+        require_dense("offsets", offsets)
+    elif not isinstance(offsets, (int, torch.SymInt)):  # NumPy's, say
+        try:
+            offsets = operator.index(offsets)
+        except TypeError:
+            raise TypeError(f"offsets is a {type(offsets).__name__}; it must be an int or a torch.Tensor") from None
+    for name, t in (("cos", cos), ("sin", sin), ("cu_seqlens", cu_seqlens), ("offsets", offsets)):
+        if isinstance(t, torch.Tensor) and t.device != x.device:
+            raise ValueError(f"{name} is on {t.device} and x on {x.device}; all tensors of a call must be on one device")
     if x.dim() != (3 if packed else 4) or (packed and bhsd):
         raise ValueError(f"x has {x.dim()} dimensions and layout is {layout!r}; allowed: 4 (batch, seqlen, nheads, headdim), or with cu_seqlens 3 (total, nheads, "
                          "headdim) and no layout")
@@ -75,7 +97,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved
     if bhsd:
         x = x.transpose(1, 2)
     batch = cu_seqlens.shape[0] - 1 if packed else x.shape[0]
-    if isinstance(offsets, torch.Tensor) and (offsets.shape != (batch,) or offsets.dtype not in (torch.int32, torch.int64)):
+    if isinstance(offsets, torch.Tensor) and (offsets.shape != (batch,) or offsets.dtype not in _INTEGERS):
         raise ValueError(f"offsets is a tensor of {offsets.dtype} with the shape {tuple(offsets.shape)}; allowed: a number, or int32 or int64, ({batch})")
     if packed:
         sequence, place = sequence_of(cu_seqlens, x.shape[0])

@@ -17,6 +17,8 @@ from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, requi
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"{name} has the shape {tuple(cu_seqlens.shape)}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
+    if cu_seqlens.is_meta:
+        raise ValueError(f"{name} is on meta, where its numbers are not; give max_seqlen_{name[-1]}")
     return int(cu_seqlens.diff().max()) if cu_seqlens.shape[0] > 1 else 0
 
 
@@ -24,6 +26,8 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
     """With seqused_k cu_seqlens_k says where sequences begin, in any order: the most keys that one uses, or what bias and mask have."""
     if not isinstance(seqused_k, torch.Tensor):
         return _longest("cu_seqlens_k", cu_seqlens_k)
+    if seqused_k.is_meta:
+        raise ValueError("seqused_k is on meta, where its numbers are not; give max_seqlen_k")
     used = int(seqused_k.max()) if seqused_k.numel() else 0
     return max(0, used, *(x.shape[-1] for x in pairs if isinstance(x, torch.Tensor) and x.dim()))
 

@@ -1,17 +1,55 @@
 """fattn.weights and fattn.largest_logits: what attention stores nowhere, computed again for who wants to look at it. By operations of torch, in fp32."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ._options import Window, is_bhsd, window_limits
-from ._refused import require_dense
-from ._scores import Scores, prepare
+from . import _abi, _problem
+from ._options import Options, Window, choose, is_bhsd, short_dtype, window_limits
+from ._refused import can_be_read, require_dense, require_numbers
+from ._scores import GIVEN, Scores, prepare
 from ._unknown import unknown_options
 
 _SCORES = ("seqused_k", "alibi_slopes", "bias", "mask", "document_q", "document_k", "sinks")
+_INTEGERS = {torch.int32: _abi.INT32, torch.bool: _abi.UINT8, torch.uint8: _abi.UINT8}
+_DTYPES = {"seqused_k": (torch.int32, torch.int64), "alibi_slopes": (torch.float32, torch.float16, torch.bfloat16), "mask": (torch.bool, torch.uint8)}
 _ELEMENTS = 1 << 24  # of a block of scores
+
+
+def _dtype(name: str, x: torch.Tensor) -> int:
+    return choose(f"the dtype of {name}", short_dtype(x.dtype), _abi.DTYPES)
+
+
+def _require_as_attention(q: torch.Tensor, k: torch.Tensor, scores: Scores, bhsd: bool, **numbers: Any) -> None:
+    """Refuses what `fattn.attention` refuses: the library is asked, by shapes alone. k may have another dtype than q."""
+    if torch.compiler.is_compiling() or not all(type(n) is int for n in (*q.shape, *k.shape)):
+        return
+    for name, x in (("k", k), *zip(GIVEN, scores)):
+        if x is None:
+            continue
+        if x.dtype not in _DTYPES.get(name, (x.dtype,)):
+            raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: {', '.join(map(str, _DTYPES[name]))}")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; all tensors of a call must be on one device")
+    problem = _problem.describe(Options(backend="reference", **numbers), backward=False)
+    dtype, _ = _dtype("q", q), _dtype("k", k)
+    for name, x in (("q", q), ("k", k), ("v", k), ("o", q)):
+        setattr(problem, name, _problem.tensor(name, x.shape, dtype, _problem.row_major(x.shape), bhsd=bhsd))
+    for name, x in zip(GIVEN, scores):
+        if x is not None:
+            code = _INTEGERS[x.dtype] if x.dtype in _INTEGERS else _dtype(name, x)
+            setattr(problem, name, _problem.beside(name, x.shape, code, _problem.row_major(x.shape)))
+    reason = ctypes.create_string_buffer(1024)
+    status = _abi.library.fattn_supported(problem, reason, len(reason))
+    if _abi.library.fattn_status_name(status) != b"unsupported":
+        _abi.check(status)
+    lengths = scores.seqused_k
+    if lengths is not None and lengths.numel() and can_be_read(lengths):
+        least, most, seqlen_k = int(lengths.min()), int(lengths.max()), k.shape[2 if bhsd else 1]
+        if least < 0 or most > seqlen_k:
+            raise ValueError(f"seqused_k has {least if least < 0 else most}; allowed: 0 to {seqlen_k}, for k has {seqlen_k} rows")
 
 
 class _Problem:
@@ -32,11 +70,13 @@ class _Problem:
         if (batch, headdim) != (self.k.shape[0], self.k.shape[3]) or not nheads_k or nheads % nheads_k:
             raise ValueError(f"q has batch {batch}, {nheads} heads and headdim {headdim}, and k batch {self.k.shape[0]}, {nheads_k} heads and headdim "
                              f"{self.k.shape[3]}; batch and headdim must be the same, and the heads of q a multiple of those of k")
+        require_numbers(softmax_scale, softcap, 0)
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.scale = headdim**-0.5 if softmax_scale is None else softmax_scale
         self.softcap, self.causal = softcap or 0.0, causal
         self.left, self.right = window_limits(window)
         self.scores = prepare(q, self.seqlen_k, 0, *(options.get(name) for name in Scores._fields))
+        _require_as_attention(q, k, self.scores, bhsd, causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap)
         lengths = self.scores.seqused_k
         self.keys = torch.arange(self.seqlen_k, device=q.device)
         self.length = self.keys.new_full((batch,), self.seqlen_k) if lengths is None else lengths.long()
@@ -48,7 +88,8 @@ class _Problem:
     def scores_of(self, rows: torch.Tensor) -> torch.Tensor:
         """(batch, nheads, rows, seqlen_k), -inf where a pair is hidden. `rows`: numbers of queries."""
         q = self.heads(self.q[:, :, rows].to(self.dtype))
-        s = (torch.matmul(q, self.k.to(self.dtype).transpose(-1, -2).unsqueeze(2)) * self.scale).flatten(1, 2)
+        with torch.autocast("cuda" if q.is_cuda else "cpu", enabled=False):
+            s = (torch.matmul(q, self.k.to(self.dtype).transpose(-1, -2).unsqueeze(2)) * self.scale).flatten(1, 2)
         if self.softcap:
             s = self.softcap * torch.tanh(s / self.softcap)
         of = self.scores
@@ -88,10 +129,11 @@ def _numbers(rows: Any, seqlen_q: int, device: torch.device) -> torch.Tensor:
         numbers = torch.as_tensor(rows, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"rows is a {type(rows).__name__}; allowed: numbers of queries, as a sequence, a tensor or a slice") from error
+    require_dense("rows", numbers)
     if numbers.dim() != 1 or (numbers.numel() and (numbers.is_floating_point() or numbers.dtype == torch.bool)):
         raise ValueError(f"rows is of {numbers.dtype} with the shape {tuple(numbers.shape)}; allowed: whole numbers, (rows)")
     numbers = numbers.long()
-    if numbers.numel() and not (numbers.is_cuda or torch.compiler.is_compiling()):
+    if numbers.numel() and can_be_read(numbers):
         least, most = int(numbers.min()), int(numbers.max())
         if least < -seqlen_q or most >= seqlen_q:
             raise ValueError(f"rows has {least if least < -seqlen_q else most}; allowed: {-seqlen_q} to {seqlen_q - 1}, for there are {seqlen_q} queries")

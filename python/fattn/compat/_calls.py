@@ -40,13 +40,13 @@ TWO_QUERIES = "a second product of queries and values (MLA) is not added to scor
 
 
 def window_of(window_size: Window) -> Window | None:
-    """Of flash_attn 2 and 3, where every negative number is no limit."""
+    """Of flash_attn 2 and 3, where every negative number is no limit: None, as `attention_of` takes a negative one for a limit on the other side."""
     try:
         left, right = window_size
     except (TypeError, ValueError):
         raise PeerError(f"window_size is {window_size!r}; allowed: (left, right), -1 for no limit") from None
-    left, right = -1 if left is None or left < 0 else left, -1 if right is None or right < 0 else right
-    return None if left < 0 and right < 0 else (left, right)
+    left, right = None if left is None or left < 0 else left, None if right is None or right < 0 else right
+    return None if left is right is None else (left, right)
 
 
 def detached(*tensors: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from .. import _kvcache
+from .._refused import can_be_read
 from ._calls import PeerError, Window, attention_varlen, detached, peer_error, refuse
 from ._rotary import rotate_at
 from ._sequences import attention_of, begins as begins_of, sequence_of
@@ -36,7 +37,7 @@ def _turned(q: torch.Tensor, k: torch.Tensor, angles: _kvcache.Angles, first: to
 
 def _on_host(x: torch.Tensor) -> bool:
     """Whether there are numbers that can be looked at."""
-    return not x.is_cuda and x.numel() > 0 and not torch.compiler.is_compiling()
+    return x.numel() > 0 and can_be_read(x)
 
 
 def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor, entries: torch.Tensor | None, pages: torch.Tensor | None,

@@ -18,7 +18,11 @@ def _products(call: Any, k: torch.Tensor, place: torch.Tensor, seqlen_k: int) ->
         columns = torch.arange(begin, min(begin + _COLUMNS, seqlen_k), device=k.device)
         v = (place[..., None] == columns).to(k.dtype)[..., None, :]
         parts.append(call(v.expand(*k.shape[:-1], len(columns)).contiguous()))
-    return torch.cat(parts, -1)
+    return torch.cat(parts, -1) if parts else call(k.new_zeros(*k.shape[:-1], 1))[..., :0]
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.detach() if x.dtype == torch.float64 else x.detach().float()
 
 
 def _kept(state: torch.Tensor, dropout_p: float, batch: int, nheads: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
@@ -37,7 +41,7 @@ def with_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: f
         return o, lse, o.new_empty(0)
     o, lse, state = attention(q, k, v, dropout_p=dropout_p, return_lse=True, return_dropout_state=True, **options)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        wide, keys = q.detach().float(), k.detach().float()
+        wide, keys = _wide(q), _wide(k)
         place = torch.arange(k.shape[1], device=k.device).expand(k.shape[:2])
         weights = _products(lambda x: attention(wide, keys, x, **options), keys, place, k.shape[1]).transpose(1, 2)
         return _results(o, lse, weights, _kept(state, dropout_p, *weights.shape))
@@ -52,7 +56,7 @@ def with_weights_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropo
         return o, lse, o.new_empty(0)
     o, lse, state = attention_varlen(q, k, v, dropout_p=dropout_p, return_lse=True, return_dropout_state=True, **options)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        wide, keys = q.detach().float(), k.detach().float()
+        wide, keys = _wide(q), _wide(k)
         place = sequence_of(cu_seqlens_k, k.shape[0])[1]
         products = _products(lambda x: attention_varlen(wide, keys, x, **options), keys, place, max_seqlen_k)
         batch = len(cu_seqlens_q) - 1

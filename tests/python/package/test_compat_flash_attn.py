@@ -147,6 +147,19 @@ def test_dropout(flash_attn):
     assert not torch.equal(flash_attn.flash_attn_func(*inputs, dropout_p=0.25, causal=True), o)
 
 
+def test_weights_of_float64_and_of_no_keys(flash_attn):
+    """S_dmask is as exact as its dtype, and there where there are no keys."""
+    q, k, v = (x.double() for x in tensors((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16)))
+    _, _, s_dmask = flash_attn.flash_attn_func(q, k, v, dropout_p=0.25, return_attn_probs=True)
+    weights = (torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) / 4).softmax(-1)
+    close(s_dmask.abs(), weights, 16, 9, dtype="float64")
+    o, _, s_dmask = flash_attn.flash_attn_func(q, k[:, :0], v[:, :0], dropout_p=0.25, return_attn_probs=True)
+    assert s_dmask.shape == (2, 4, 5, 0) and not o.any()
+    starts = torch.zeros(3, dtype=torch.int32)
+    _, _, s_dmask = flash_attn.flash_attn_varlen_func(q[0], k[0, :0], v[0, :0], cu_seqlens((2, 3)), starts, 3, 0, dropout_p=0.25, return_attn_probs=True)
+    assert s_dmask.shape == (2, 4, 3, 0)
+
+
 def test_dropout_of_packed_sequences(flash_attn):
     q, k, v = tensors((10, 4, 16), (18, 2, 16), (18, 2, 16))
     o, lse, s_dmask = flash_attn.flash_attn_varlen_func(q, k, v, cu_seqlens(LENGTHS_Q), cu_seqlens(LENGTHS_K), 6, 9, dropout_p=0.5, return_attn_probs=True)

@@ -45,7 +45,8 @@ def chunked(seqlen_q, seqlen_k, chunk):
     return torch.div(at, chunk, rounding_mode="floor") == torch.arange(seqlen_k) // chunk
 
 
-OPTIONS = [({}, {}), ({"causal": True}, {"causal": True}), ({"window_size": (3, 2)}, {"left": 3, "right": 2}), ({"attention_chunk": 4, "causal": True}, {"causal": True}),
+OPTIONS = [({}, {}), ({"causal": True}, {"causal": True}), ({"window_size": (3, 2)}, {"left": 3, "right": 2}), ({"window_size": (3, -1)}, {"left": 3}),
+           ({"window_size": (-7, 2)}, {"right": 2}), ({"attention_chunk": 4, "causal": True}, {"causal": True}), ({"attention_chunk": 4, "window_size": (3, -1)}, {"left": 3}),
            ({"attention_chunk": 4}, {})]
 
 

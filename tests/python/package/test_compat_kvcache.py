@@ -168,13 +168,14 @@ def in_pages(cache):
     return pages
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window_size": (2, 0)}])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window_size": (2, 0)}, {"window_size": (2, -1)}, {"causal": True, "window_size": (-7, 2)}])
 @pytest.mark.parametrize("appended", [False, True])
 def test_pages(peer, appended, options):
     name = "block_table" if peer.__name__ == "flash_attn" else "page_table"
     q, caches, new = problem()
     new = new if appended else []
-    wanted = expected(q, caches, new, LENGTHS, causal="causal" in options, window=options.get("window_size", (None, None)))
+    window = tuple(None if limit < 0 else limit for limit in options.get("window_size", (-1, -1)))
+    wanted = expected(q, caches, new, LENGTHS, causal="causal" in options, window=window)
     pages = [in_pages(x) for x in caches]
     got = peer.flash_attn_with_kvcache(q, *pages, *new, cache_seqlens=LENGTHS, **{name: TABLE}, return_softmax_lse=True, **options)
     check(got, [x[TABLE.long()].flatten(1, 2) for x in pages], wanted)

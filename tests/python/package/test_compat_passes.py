@@ -41,7 +41,7 @@ def test_names_of_arguments():
     assert list(inspect.signature(passes._flash_attn_varlen_backward).parameters) == backward
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 1), "softcap": 5.0}, {"causal": True, "alibi_slopes": SLOPES, "softmax_scale": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 1), "softcap": 5.0}, {"window": (3, -1)}, {"window": (-7, 1)}, {"causal": True, "alibi_slopes": SLOPES, "softmax_scale": 0.3}])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
 def test_both_passes(options, dropout_p):
     """As autograd has them, with the same random numbers."""

@@ -189,6 +189,25 @@ def test_keys_in_pages_from_a_row_on(kind, starts):
         fmha.memory_efficient_attention_backward(o, o, lse, q, k, v, bias)
 
 
+def test_made_paged():
+    """As from_seqlens of the paged class makes them."""
+    tables = torch.tensor([[5, 0, 3], [2, 6, 1]], dtype=torch.int32)
+    q, k, v = tensors((1, 5, 4, 8), (1, 28, 2, 8), (1, 28, 2, 8))
+    padded, kind = ab.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens([2, 3], 20, [9, 4]), ab.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
+    made, wanted = padded.make_paged(tables, 4, kind), kind.from_seqlens([2, 3], [9, 4], tables, 4)
+    assert type(made) is kind and torch.equal(xops.memory_efficient_attention(q, k, v, made), xops.memory_efficient_attention(q, k, v, wanted))
+    gappy, kind = ab.BlockDiagonalGappyKeysMask.from_seqlens([2, 3], [3, 21, 40], [6, 2]), ab.PagedBlockDiagonalGappyKeysMask
+    made, wanted = gappy.make_paged(tables, 4, 20, kind), kind.from_seqlens([2, 3], [3, 1], [6, 2], tables, 4)
+    assert type(made) is kind and torch.equal(xops.memory_efficient_attention(q, k, v, made), xops.memory_efficient_attention(q, k, v, wanted))
+    with pytest.raises(ValueError, match=r"block_tables has the shape \(1, 3\); allowed: \(2, columns\)"):
+        padded.make_paged(tables[:1], 4, kind)
+    with pytest.raises(ValueError, match="allowed: rows within 3 pages of 4"):
+        gappy.make_paged(tables, 4, 30, kind)
+    local = ab.BlockDiagonalCausalLocalAttentionPaddedKeysMask.from_seqlens_local([2, 3], 20, [9, 4], 2)
+    with pytest.raises(NotImplementedError, match="has a window, and PagedBlockDiagonalPaddedKeysMask has none"):
+        local.make_paged(tables, 4, ab.PagedBlockDiagonalPaddedKeysMask)
+
+
 @pytest.mark.parametrize("scaling", [None, torch.tensor([1.0, 2.0, 0.5])])
 def test_rows_of_nested_batches(scaling):
     """What DINOv2 calls around attention."""

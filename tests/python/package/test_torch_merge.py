@@ -107,6 +107,9 @@ def test_bad_input():
                                   ((o, lse, o.to("meta"), lse), ValueError, "o2 is on meta and o1 on cpu")):
         with pytest.raises(error, match=message):
             fattn.merge(*parts)
+    for dtype in (torch.int32, torch.float8_e4m3fn, "cpu", torch.device("cpu"), o):
+        with pytest.raises(ValueError, match=r"out_dtype is [^;]*; allowed: None, torch.float32, torch.float16"):
+            fattn.merge(o, lse, out_dtype=dtype)
 
 
 # Cascade.
@@ -175,3 +178,8 @@ def test_cascade_refuses():
         fattn.cascade(**x, causal=True, seqused_k=torch.tensor([40, 4, 40]))
     with pytest.raises(ValueError, match="q has 3 dimensions"):
         fattn.cascade(**x | {"q": x["q"][0]})
+    for name in ("k", "v"):
+        with pytest.raises(TypeError, match=f"^{name} is a NoneType; it must be a torch.Tensor"):
+            fattn.cascade(**x | {name: None}, causal=True)
+        with pytest.raises(ValueError, match=f"^{name} has 3 dimensions; allowed: 4"):
+            fattn.cascade(**x | {name: x[name][0]}, causal=True)

@@ -102,6 +102,45 @@ def test_sparse(f, name):
         f()
 
 
+NESTED = torch.nested.nested_tensor([X[0]])
+
+
+@pytest.mark.parametrize(
+    ("f", "name"),
+    [
+        (lambda: plain(mask=NESTED), "mask"),
+        (lambda: plain(bias=NESTED), "bias"),
+        (lambda: packed(cu_seqlens_k=NESTED), "cu_seqlens_k"),
+        (lambda: fattn.with_kvcache(X, NESTED, X, cache_seqlens=4), "k_cache"),
+        (lambda: fattn.with_kvcache(X, X, X, cache_seqlens=NESTED), "cache_seqlens"),
+        (lambda: fattn.merge(NESTED, X[..., 0]), "o1"),
+        (lambda: fattn.rotary(NESTED, X[0, 0], X[0, 0]), "x"),
+        (lambda: fattn.cascade(X, X[0], X[0], NESTED, X), "k"),
+        (lambda: fattn.weights(NESTED, X, rows=[0]), "q"),
+    ],
+)
+def test_nested(f, name):
+    """Those whose layout is strided have no sizes that one could ask for."""
+    with pytest.raises(NotImplementedError, match=f"^{name} is of torch's kind NestedTensor, which fattn does not compute; .*fattn.attention_varlen"):
+        f()
+
+
+@pytest.mark.parametrize("function", [plain, packed])
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap", "dropout_p"])
+def test_tensors_that_are_no_number(function, name):
+    with pytest.raises(ValueError, match=rf"^{name} is a tensor with the shape \(2,\); allowed: a number, or a tensor of one"):
+        function(**{name: torch.ones(2)})
+
+
+def test_lengths_of_pages_that_no_tensor_holds():
+    caches = torch.zeros(2, 3, 4, 2, 8)
+    for number in (-1, 2**31):
+        with pytest.raises(ValueError, match=f"cache_seqlens is {number}; allowed: 0 to 2147483647"):
+            fattn.with_kvcache(X, *caches, cache_seqlens=number, block_table=torch.tensor([[0, 1]]))
+    with pytest.raises(TypeError, match="cache_seqlens is a float; it must be an int or a torch.Tensor"):
+        fattn.with_kvcache(X, *caches, cache_seqlens=1.5, block_table=torch.tensor([[0, 1]]))
+
+
 @pytest.mark.parametrize("f", [lambda x: fattn.attention(X, x, X), lambda x: fattn.attention(x, X, X), lambda x: fattn.attention(X, X, X, mask=x[0, :, 0, :4].bool()),
                                lambda x: fattn.attention_varlen(X[0], X[0], x[0], cu_seqlens_q=BEGINS),
                                lambda x: fattn.attention(X, X, x.requires_grad_()).sum().backward()])

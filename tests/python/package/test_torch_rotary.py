@@ -144,11 +144,19 @@ def test_bad_input():
                                         ((x, cos, sin[1:]), {}, r"cos has the shape \(9, 4\) and sin \(8, 4\)"),
                                         ((x[..., :6], cos, sin), {}, "headdim is 6; allowed"), ((x, cos, sin), {"offsets": 5}, "positions 5 to 9 are rotated and cos has 9"),
                                         ((x, cos, sin), {"offsets": -1}, "positions -1 to 3"), ((x, cos, sin), {"offsets": torch.zeros(3, dtype=torch.int32)}, "offsets is a tensor"),
-                                        ((x, cos, sin), {"offsets": torch.zeros(2)}, "offsets is a tensor of torch.float32")):
+                                        ((x, cos, sin), {"offsets": torch.zeros(2)}, "offsets is a tensor of torch.float32"),
+                                        ((x.long(), cos, sin), {}, "x is a tensor of torch.int64; allowed: torch.float32"), ((x, cos.bool(), sin), {}, "cos is a tensor of torch.bool"),
+                                        ((x, cos.to("meta"), sin), {}, "cos is on meta and x on cpu"), ((x[0], cos, sin), {"cu_seqlens": torch.zeros(2)}, "cu_seqlens is a tensor of torch.float"),
+                                        ((x[0], cos, sin), {"cu_seqlens": torch.zeros(1, 2, dtype=torch.int32)}, r"cu_seqlens is .* \(1, 2\); allowed: int32 or int64, \(batch \+ 1\)"),
+                                        ((x[0], cos, sin), {"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, r"cu_seqlens is .* \(0,\); allowed")):
         with pytest.raises(ValueError, match=message):
             fattn.rotary(*arguments, **options)
     with pytest.raises(TypeError, match="cos is a list"):
         fattn.rotary(x, [1], sin)
+    with pytest.raises(TypeError, match="offsets is a float; it must be an int or a torch.Tensor"):
+        fattn.rotary(x, cos, sin, offsets=1.5)
+    with pytest.raises(TypeError, match="cu_seqlens is a list; it must be a torch.Tensor or None"):
+        fattn.rotary(x[0], cos, sin, cu_seqlens=[0, 5])
     caches = torch.zeros(2, 2, 9, 2, 8)
     with pytest.raises(ValueError, match="rotary_sin is None, and the other is not"):
         fattn.with_kvcache(x[:, :1], *caches, cache_seqlens=3, rotary_cos=cos)

@@ -185,6 +185,13 @@ def test_dropout_compiled_without_a_state():
         assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": torch.zeros(1)}, {"return_lse": True}])
+def test_vmap_over_no_entries(options):
+    q, k, v = small()
+    shape = torch.vmap(lambda x: fattn.attention(x, k, v, **options))(torch.stack([q] * 2)[:0])
+    assert (shape[0] if "return_lse" in options else shape).shape == (0, *q.shape[:3], v.shape[3])
+
+
 @pytest.mark.parametrize("batched", ["q", "bias", "lengths", "state", "documents"])
 def test_func_grad_and_vmap(batched):
     q, k, v = small()

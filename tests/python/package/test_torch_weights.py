@@ -94,3 +94,31 @@ def test_bad_input():
         fattn.weights(q, k[..., :7], rows=[0])
     with pytest.raises(ValueError, match="q has 3 dimensions"):
         fattn.weights(q[0], k, rows=[0])
+
+
+def test_refuses_what_attention_refuses():
+    """Shapes that would broadcast, or numbers that would be taken: the results would be of another problem."""
+    q, k = torch.zeros(2, 2, 5, 2, 8)
+    for options, message in (({"seqused_k": torch.zeros(3, dtype=torch.int32)}, "seqused_k has the shape"), ({"seqused_k": torch.tensor([2, 6])}, "seqused_k has 6; allowed: 0 to 5"),
+                             ({"seqused_k": torch.tensor([-1, 2])}, "seqused_k has -1"), ({"alibi_slopes": torch.ones(1)}, "alibi_slopes"), ({"bias": torch.zeros(3, 1, 1, 5)}, "bias has the shape"),
+                             ({"mask": torch.ones(4, 5, dtype=torch.bool)}, "mask has the shape"), ({"mask": torch.ones(5, 5)}, "mask is a tensor of torch.float32; allowed: torch.bool, torch.uint8"),
+                             ({"seqused_k": torch.ones(2)}, "seqused_k is a tensor of torch.float32"), ({"alibi_slopes": torch.ones(2).long()}, "alibi_slopes is a tensor of torch.int64"),
+                             ({"sinks": torch.ones(1)}, "sinks has the shape"), ({"document_q": torch.zeros(2, 4, dtype=torch.int32)}, "document_q has the shape"),
+                             ({"document_k": torch.zeros(2, 5, dtype=torch.int32)}, "document_k"), ({"softmax_scale": float("nan")}, "softmax_scale is nan; it must be finite"),
+                             ({"softmax_scale": torch.ones(2)}, r"softmax_scale is a tensor with the shape \(2,\); allowed: a number"), ({"softcap": -1.0}, "softcap is -1"),
+                             ({"window": (-2, 0)}, "window_left is -2"), ({"sinks": torch.ones(2, device="meta")}, "sinks is on meta and q on cpu")):
+        for function in (lambda **more: fattn.weights(q, k, rows=[0], **more), lambda **more: fattn.largest_logits(q, k, **more)):
+            with pytest.raises(ValueError, match=message):
+                function(**options)
+    for x in (q.to(torch.complex64), q.long(), q.bool()):
+        for pair, name in (((x, k), "q"), ((q, x), "k")):
+            with pytest.raises(ValueError, match=f"the dtype of {name} is '.*'; allowed: 'fp32'"):
+                fattn.weights(*pair, rows=[0])
+
+
+def test_in_fp32_inside_autocast():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 20, 2, 16)
+    wanted, largest = fattn.weights(q, k, rows=[3]), fattn.largest_logits(q, k)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fattn.weights(q, k, rows=[3]), wanted) and torch.equal(fattn.largest_logits(q, k), largest)

@@ -230,6 +230,15 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_Local, BlockDiagonal
     """The last _window_size of the keys that BlockDiagonalCausalFromBottomRightMask shows."""
 
 
+def _in_pages(bias, starts, block_tables, page_size, paged_type):
+    if isinstance(bias, _Local):
+        raise NotImplementedError(f"{type(bias).__name__} has a window, and {paged_type.__name__} has none; give fattn.attention_varlen a window and block_table")
+    lengths = bias.k_seqinfo.seqlen_py
+    if block_tables.dim() != 2 or len(block_tables) != len(lengths):
+        raise ValueError(f"block_tables has the shape {tuple(block_tables.shape)}; allowed: ({len(lengths)}, columns), the pages of each sequence")
+    return paged_type.from_seqlens(bias.q_seqinfo.lengths(), *starts, lengths, block_tables, page_size, device=bias.q_seqinfo.seqstart.device)
+
+
 @dataclass
 class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
     """Keys of each sequence in kv_padding rows, of which kv_seqlen are used."""
@@ -245,6 +254,10 @@ class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
 
     def make_causal(self):
         return self._as(BlockDiagonalCausalWithOffsetPaddedKeysMask)
+
+    def make_paged(self, block_tables, page_size, paged_type):
+        """The same keys in pages: block_tables has a row of pages for each sequence."""
+        return _in_pages(self, [], block_tables, page_size, paged_type)
 
 
 @dataclass
@@ -274,6 +287,11 @@ class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
 
     def make_causal(self):
         return self._as(BlockDiagonalCausalWithOffsetGappyKeysMask)
+
+    def make_paged(self, block_tables, page_size, notional_padding, paged_type):
+        """The same keys in pages, as if each sequence had notional_padding rows of its own: its first key is that many rows earlier for each before it."""
+        starts = [begin - b * notional_padding for b, begin in enumerate(self.k_seqinfo.seqstart_py[:-1])]
+        return _in_pages(self, [starts], block_tables, page_size, paged_type)
 
 
 @dataclass
