@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
 
 #include "fattn/error.hpp"
 #include "jit/jit.h"
@@ -190,15 +193,26 @@ TEST(JitSmallPlanned, LinesRoundTrip) {
 TEST(JitSmallPlanned, TheListIsWhole) {
   const auto all = parse_planned(read_file(std::string(FATTN_SOURCE_ROOT) + "/kernels/planned.txt"));
   ASSERT_FALSE(all.empty());
-  std::set<std::string> keys;
+  // A kernel's key is made of these and of its headers, which are those of its #include lines: each set of these is looked up once.
+  std::set<std::tuple<std::string, std::string, int, bool>> kernels;
+  std::set<std::string> includes;
   size_t quick = 0;
   constexpr const char* kCheap[] = {"fattn_peak_", "fattn_merge", "fattn_rotary", "fattn_append"};
   for (const Planned& planned : all) {
+    const Request& asked = planned.request;
+    ASSERT_FALSE(planned.targets.empty()) << asked.entry;
+    std::string headers;
+    std::istringstream lines(asked.source);
+    for (std::string line; std::getline(lines, line);)
+      if (line.find("include") != std::string::npos) headers += line + '\n';
+    if (includes.insert(headers).second) {
+      EXPECT_NO_THROW(key_of(planned.on(planned.targets.front()), embedded_sources())) << asked.entry;
+    }
     for (const Target& target : planned.targets) {
-      EXPECT_NO_THROW(EXPECT_TRUE(keys.insert(hex(key_of(planned.on(target), embedded_sources()))).second)
-                      << planned.request.entry << " is there twice");
+      EXPECT_NO_THROW(check_request(planned.on(target)));
+      EXPECT_TRUE(kernels.emplace(asked.entry, asked.source, target.arch, target.arch_specific).second) << asked.entry << " is there twice";
       // Those that measure peaks compile in a twentieth of a second, of merge, rotary embeddings and append in half of one; the others take seconds.
-      const bool cheap = std::any_of(std::begin(kCheap), std::end(kCheap), [&](const char* name) { return planned.request.entry.starts_with(name); });
+      const bool cheap = std::any_of(std::begin(kCheap), std::end(kCheap), [&](const char* name) { return asked.entry.starts_with(name); });
       quick += planned.quick() && !cheap;
     }
   }
