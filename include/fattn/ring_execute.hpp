@@ -173,6 +173,7 @@ inline void RingPlan::begin(const detail::RingTensors& t, void* workspace, size_
   memory_ = static_cast<char*>(workspace);
   stream_ = stream;
   fill_tables(t);
+  copy_mask(t);
 }
 
 // lse in another dtype: a merge of one part, of one column, which stays as it is.
@@ -190,7 +191,7 @@ inline void RingPlan::forward(const detail::RingTensors& t) {
     make_block(t, b, hop, f);
     call.plan.execute(f, at(space_.plans), call.bytes, stream_);
     const Tensor o_part = detail::slice(f.o, 1, pads.rows, b.q_rows), lse_part = detail::slice(f.lse, 2, pads.rows, b.q_rows);
-    if (b.side != 0) sum({lse_as_rows(lse_part), row_terms_of(b, hop)}, lse_as_rows(lse_part), row_options());
+    if (b.side != 0) sum({lse_as_rows(lse_part), row_terms_of(b)}, lse_as_rows(lse_part), row_options());
     if ((!merges_any_ && pads.rows == 0) || b.q_rows == 0) return;
     const Tensor o_rows = detail::slice(o, 1, b.q_row, b.q_rows), lse_rows = detail::slice(lse, 2, b.q_row, b.q_rows);
     if (merges(b))

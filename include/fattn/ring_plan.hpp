@@ -105,8 +105,15 @@ class RingPlan {
   static bool has_pairs(const RingBlock& b) { return b.q_rows > 0 && b.k_rows > 0; }
   int64_t slopes_batch() const { return planned_.slopes.ndim() == 2 ? planned_.slopes.shape(0) : 1; }
   size_t number_of(const RingBlock& b, size_t hop) const { return first_block_[hop] + static_cast<size_t>(&b - schedule_.hops[hop].blocks.data()); }
-  size_t key_terms_at(const RingBlock& b, size_t hop) const { return space_.key_terms[number_of(b, hop)]; }
-  size_t row_terms_at(const RingBlock& b, size_t hop) const { return space_.row_terms[number_of(b, hop)]; }
+  // Multiples of slopes that a block's ALiBi adds to keys, and to rows: `count` of them from `first` on, or from -first down.
+  struct Stretch {
+    bool descends;
+    int64_t first, count;
+  };
+  static Stretch key_stretch(const RingBlock& b) { return {b.side < 0, b.side < 0 ? 0 : 1 - b.k_rows, b.k_rows}; }
+  Stretch row_stretch(const RingBlock& b) const;
+  char* multiples_at(const Stretch& s) const;
+  Tensor key_terms_of(const RingBlock& b) const;
   size_t hiding_at(int64_t keys) const { return space_.hiding + sizeof(float) * static_cast<size_t>(63 - keys); }  // for so many keys, then zeros
   ScoreTensors scores_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) const;
   Tensor pairs_of(const Tensor& t, const RingBlock& b, const Pads& pads) const;
@@ -118,9 +125,12 @@ class RingPlan {
   void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ForwardTensors& f) const;
   void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const BackwardTensors& g) const;
   void make_scores(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ScoreTensors& s) const;
-  Tensor row_terms_of(const RingBlock& b, size_t hop) const;
+  Tensor row_terms_of(const RingBlock& b) const;
   void lay_out_tables(size_t& used);
   void fill_tables(const detail::RingTensors& t);
+  void fill_multiples(const detail::RingTensors& t);
+  void copy_mask(const detail::RingTensors& t) const;
+  std::vector<char> read(const Tensor& from, size_t count) const;
   void copy_bytes(void* to, const void* from, size_t bytes, int32_t direction) const;
   void set_bytes(void* to, size_t bytes) const;
   Tensor constant(size_t offset, int64_t rows, int64_t heads, int64_t width) const;
@@ -192,9 +202,12 @@ class RingPlan {
     size_t dq = 0, dk = 0, dv = 0, dq_part = 0, dk_part = 0, dv_part = 0;  // backward, likewise
     size_t q_pad = 0, k_pad = 0, v_pad = 0, ids_q = 0, ids_k = 0;          // a block behind rows and keys before its own
     size_t o_pad = 0, dout_pad = 0, lse_pad = 0, dlse_pad = 0;             // backward, likewise; lse_pad: or with row terms
-    size_t bias = 0, mask = 0, dbias = 0, dbias_part = 0;                  // of a block, made; the gradient of a bias of one row, a block's
+    size_t bias = 0, dbias = 0, dbias_part = 0;                            // of a block, made; the gradient of a bias of one row, a block's
+    size_t mask = 0, mask_bytes = 0;                                       // rows of the caller's behind others; mask_bytes: of a head
+    int64_t mask_rows = 0;                                                 // of the caller's
     size_t tables = 0, hiding = 0, zero_row = 0, zero_row_bytes = 0;       // fattn/ring_scores.hpp
-    std::vector<size_t> key_terms, row_terms;                              // in the order of the blocks
+    size_t multiples[2] = {};                                              // of slopes, ascending and descending
+    int64_t least[2] = {}, length[2] = {};                                 // of these the first, how many of a head
     size_t dk_hop[2] = {}, dv_hop[2] = {}, dk_came = 0, dv_came = 0;       // of every other hop's keys; of this rank's, from another
   };
   void lay_out();
@@ -213,6 +226,7 @@ class RingPlan {
   std::vector<int64_t> cu_seqlens_q_, cu_seqlens_k_;
   std::vector<size_t> first_block_;  // of each hop, among all
   std::vector<char> tables_;         // as they are in the workspace
+  std::vector<char> slopes_;         // that multiples in the tables are of
   std::vector<bool> starts_keys_;    // of each hop: with a call without queries
   bool merges_any_ = false;          // some rows have results of several blocks
   Space space_;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "fattn/ring_plan.hpp"
 
@@ -48,12 +49,29 @@ inline Tensor RingPlan::made_bias(const RingBlock& b) const {
   const int64_t rows = bias && bias.shape(2) != 1 ? b.q_rows + pads.rows : 1;
   return Tensor(nullptr, DType::kF32, {n, h, rows, b.k_rows + pads.keys}).on(device_, index_, at(space_.bias));
 }
-// A row of the mask is copied only if there are none of the rank's own before it.
-inline bool RingPlan::makes_mask(const RingBlock& b) const { return planned_.mask && planned_.mask.shape(2) != 1 && b.q_row < pads_of(b).rows; }
+// Pads of a block whose rows are the first of the mask would lie before it: such blocks take a copy, which has room there.
+inline bool RingPlan::makes_mask(const RingBlock& b) const {
+  return planned_.mask && planned_.mask.shape(2) != 1 && planned_.mask.stride(2) != 0 && b.q_row < pads_of(b).rows;
+}
 inline Tensor RingPlan::made_mask(const RingBlock& b) const {
   const Pads pads = pads_of(b);
   const Tensor& mask = planned_.mask;
-  return Tensor(nullptr, DType::kU8, {mask.shape(0), mask.shape(1), b.q_rows + pads.rows, b.k_rows + pads.keys}).on(device_, index_, at(space_.mask));
+  const int64_t row = mask.stride(2), head = static_cast<int64_t>(space_.mask_bytes);
+  const int64_t first = (detail::kRingRows - 1 + b.q_row - pads.rows) * row + b.k_position - pads.keys;
+  return Tensor(nullptr, DType::kU8, {mask.shape(0), mask.shape(1), b.q_rows + pads.rows, b.k_rows + pads.keys}, {mask.shape(1) * head, head, row, 1})
+      .on(device_, index_, at(space_.mask + static_cast<size_t>(first)));
+}
+// Once a call: its rows as they lie, each head's behind rows of zeros.
+inline void RingPlan::copy_mask(const detail::RingTensors& t) const {
+  if (space_.mask_rows == 0) return;
+  const size_t row = static_cast<size_t>(t.mask.stride(2)), pad = static_cast<size_t>(detail::kRingRows - 1) * row;
+  const size_t bytes = static_cast<size_t>(space_.mask_rows - 1) * row + static_cast<size_t>(t.mask.shape(3));
+  for (int64_t n = 0; n < t.mask.shape(0); ++n)
+    for (int64_t h = 0; h < t.mask.shape(1); ++h) {
+      char* const to = at(space_.mask + static_cast<size_t>(n * t.mask.shape(1) + h) * space_.mask_bytes);
+      set_bytes(to, pad);
+      copy_bytes(to + pad, static_cast<const char*>(t.mask.data()) + n * t.mask.stride(0) + h * t.mask.stride(1), bytes, FATTN_COPY_ON_DEVICE);
+    }
 }
 inline Tensor RingPlan::ids_of(const Tensor& ids, size_t padded, int64_t first, int64_t count, int64_t pad) const {
   if (pad == 0) return detail::slice(ids, 1, first, count);
@@ -73,7 +91,7 @@ inline ScoreTensors RingPlan::scores_of(const detail::RingTensors& t, const Ring
   else if (planned_.bias)
     s.bias = pairs_of(t.bias, b, {});
   else if (b.side != 0)
-    s.bias = Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, b.k_rows}).on(device_, index_, at(key_terms_at(b, hop)));
+    s.bias = key_terms_of(b);
   else if (pads.keys > 0)
     s.bias = Tensor(nullptr, DType::kF32, {1, 1, 1, pads.keys + b.k_rows}).on(device_, index_, at(hiding_at(pads.keys)));
   if (planned_.mask) s.mask = makes_mask(b) ? made_mask(b) : pairs_of(t.mask, b, pads);
@@ -83,10 +101,10 @@ inline ScoreTensors RingPlan::scores_of(const detail::RingTensors& t, const Ring
   return s;
 }
 
-// --- tables, made anew in each call, as what they follow from may change from call to call ---
+// --- tables, brought to the workspace by each call, as what they follow from may change from call to call ---
 
-// States of dropout, a block each; -inf for kRingKeys - 1 keys and zeros; of each block on one side key terms and row terms. They come from the host,
-// which waits for the device then; a row of zeros behind them does not.
+// States of dropout, a block each; -inf for kRingKeys - 1 keys and zeros; multiples of slopes, of which each block on one side takes a stretch as key
+// terms and another as row terms. They come from the host, which waits for the device then; a row of zeros behind them does not.
 inline void RingPlan::lay_out_tables(size_t& used) {
   size_t blocks = 0;
   for (const RingHop& hop : schedule_.hops) {
@@ -102,35 +120,44 @@ inline void RingPlan::lay_out_tables(size_t& used) {
   space_.tables = used;
   take(dropout ? 4 * sizeof(int64_t) * blocks : 0);
   space_.hiding = take(dropout ? sizeof(float) * static_cast<size_t>(detail::kRingKeys + most_k_) : 0);
-  for (const RingHop& hop : schedule_.hops)
-    for (const RingBlock& b : hop.blocks) {
-      const auto floats = [&](int64_t rows) { return b.side == 0 ? 0 : sizeof(float) * static_cast<size_t>(slopes_batch() * nheads_ * rows); };
-      space_.key_terms.push_back(take(floats(b.k_rows)));
-      space_.row_terms.push_back(take(floats(b.q_rows)));
-    }
+  for (const int descends : {0, 1}) {
+    int64_t least = std::numeric_limits<int64_t>::max(), end = std::numeric_limits<int64_t>::min();
+    for (const RingHop& hop : schedule_.hops)
+      for (const RingBlock& b : hop.blocks)
+        for (const Stretch& s : {key_stretch(b), row_stretch(b)})
+          if (b.side != 0 && s.descends == (descends != 0)) {
+            least = std::min(least, s.first);
+            end = std::max(end, s.first + s.count);
+          }
+    if (end <= least) continue;
+    space_.least[descends] = least;
+    space_.length[descends] = (end - least + 63) / 64 * 64;  // so that heads begin where a block's memory may
+    space_.multiples[descends] = take(sizeof(float) * static_cast<size_t>(slopes_batch() * nheads_ * space_.length[descends]));
+  }
   tables_.resize(used - space_.tables);
   if (dropout || planned_.sinks || planned_.dbias)
     space_.zero_row_bytes = sizeof(float) * static_cast<size_t>(std::max({headdim_, headdim_v_, planned_.dbias ? planned_.dbias.shape(3) : 0}));
   space_.zero_row = take(space_.zero_row_bytes);
 }
 
+inline std::vector<char> RingPlan::read(const Tensor& from, size_t count) const {  // its first numbers, to the host
+  std::vector<char> to(count * size_of(from.dtype()));
+  if (device_ == Device::kCuda)
+    fattn::check(fattn_cuda_copy(index_, FATTN_COPY_TO_HOST, to.data(), from.data(), to.size(), stream_));
+  else
+    std::memcpy(to.data(), from.data(), to.size());
+  return to;
+}
+
 inline void RingPlan::fill_tables(const detail::RingTensors& t) {
   set_bytes(at(space_.zero_row), space_.zero_row_bytes);
   if (tables_.empty()) return;
-  const auto host = [&](const Tensor& from, size_t count) {  // its first bytes
-    std::vector<char> to(count * size_of(from.dtype()));
-    if (device_ == Device::kCuda)
-      fattn::check(fattn_cuda_copy(index_, FATTN_COPY_TO_HOST, to.data(), from.data(), to.size(), stream_));
-    else
-      std::memcpy(to.data(), from.data(), to.size());
-    return to;
-  };
   const auto put = [&](size_t offset, int64_t i, auto x) {
     std::memcpy(tables_.data() + (offset - space_.tables) + static_cast<size_t>(i) * sizeof x, &x, sizeof x);
   };
   if (options_.p_dropout > 0) {
     int64_t state[2];
-    std::memcpy(state, host(t.dropout_state, 2).data(), sizeof state);
+    std::memcpy(state, read(t.dropout_state, 2).data(), sizeof state);
     for (size_t h = 0; h < schedule_.hops.size(); ++h)
       for (const RingBlock& b : schedule_.hops[h].blocks) {
         const Pads pads = pads_of(b);
@@ -141,30 +168,49 @@ inline void RingPlan::fill_tables(const detail::RingTensors& t) {
       }
     for (int64_t i = 0; i + 1 < detail::kRingKeys; ++i) put(space_.hiding, i, -std::numeric_limits<float>::infinity());
   }
-  if (planned_.slopes && std::any_of(schedule_.hops.begin(), schedule_.hops.end(), [](const RingHop& hop) {
-        return std::any_of(hop.blocks.begin(), hop.blocks.end(), [](const RingBlock& b) { return b.side != 0; });
-      })) {
-    const int64_t of_batch = slopes_batch() == 1 ? 0 : t.slopes.stride(0), of_head = t.slopes.stride(t.slopes.ndim() - 1);
-    const std::vector<char> bytes = host(t.slopes, static_cast<size_t>((slopes_batch() - 1) * of_batch + (nheads_ - 1) * of_head + 1));
-    const auto fill = [&](size_t offset, int64_t rows, const auto& term) {
-      for (int64_t n = 0; n < slopes_batch(); ++n)
-        for (int64_t h = 0; h < nheads_; ++h) {
-          float slope;
-          std::memcpy(&slope, bytes.data() + static_cast<size_t>(n * of_batch + h * of_head) * sizeof slope, sizeof slope);
-          for (int64_t i = 0; i < rows; ++i)
-            put(offset, (n * nheads_ + h) * rows + i, static_cast<float>(static_cast<double>(slope) * static_cast<double>(term(i))));
+  if (space_.length[0] + space_.length[1] > 0) fill_multiples(t);
+  copy_bytes(at(space_.tables), tables_.data(), tables_.size(), FATTN_COPY_TO_DEVICE);
+}
+
+// --- ALiBi of blocks on one side ---
+
+// From the key next to the queries, whose weight is the greatest. Forward row terms are taken off lse, backward they are added.
+inline RingPlan::Stretch RingPlan::row_stretch(const RingBlock& b) const {
+  return {(b.side > 0) == planned_.is_forward, b.distance - (b.side > 0 ? b.k_rows - 1 : 0), b.q_rows};
+}
+inline char* RingPlan::multiples_at(const Stretch& s) const {
+  return at(space_.multiples[s.descends] + sizeof(float) * static_cast<size_t>(s.first - space_.least[s.descends]));
+}
+inline Tensor RingPlan::key_terms_of(const RingBlock& b) const {
+  const Stretch s = key_stretch(b);
+  const int64_t head = space_.length[s.descends];
+  return Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, s.count}, {nheads_ * head, head, head, 1}).on(device_, index_, multiples_at(s));
+}
+inline Tensor RingPlan::row_terms_of(const RingBlock& b) const {
+  const Stretch s = row_stretch(b);
+  const int64_t head = space_.length[s.descends];
+  return Tensor(nullptr, DType::kF32, {batch_, s.count, nheads_, 1}, {slopes_batch() == 1 ? 0 : nheads_ * head, 1, head, 1})
+      .on(device_, index_, multiples_at(s));
+}
+// Made when slopes are others than in the call before.
+inline void RingPlan::fill_multiples(const detail::RingTensors& t) {
+  const int64_t of_batch = slopes_batch() == 1 ? 0 : t.slopes.stride(0), of_head = t.slopes.stride(t.slopes.ndim() - 1);
+  std::vector<char> given = read(t.slopes, static_cast<size_t>((slopes_batch() - 1) * of_batch + (nheads_ - 1) * of_head + 1));
+  if (given == slopes_) return;
+  for (const int descends : {0, 1}) {
+    char* to = tables_.data() + (space_.multiples[descends] - space_.tables);
+    for (int64_t n = 0; n < slopes_batch(); ++n)
+      for (int64_t h = 0; h < nheads_; ++h) {
+        float slope;
+        std::memcpy(&slope, given.data() + static_cast<size_t>(n * of_batch + h * of_head) * sizeof slope, sizeof slope);
+        for (int64_t i = 0; i < space_.length[descends]; ++i, to += sizeof(float)) {
+          const int64_t times = (descends != 0 ? -1 : 1) * (space_.least[descends] + i);
+          const auto term = static_cast<float>(static_cast<double>(slope) * static_cast<double>(times));
+          std::memcpy(to, &term, sizeof term);
         }
-    };
-    for (size_t h = 0; h < schedule_.hops.size(); ++h)
-      for (const RingBlock& b : schedule_.hops[h].blocks) {
-        if (b.side == 0) continue;
-        // From the key next to the queries, whose weight is the greatest. Forward row terms are taken off lse, backward they are added.
-        const int64_t last = b.k_rows - 1, sign = planned_.is_forward ? -1 : 1;
-        fill(key_terms_at(b, h), b.k_rows, [&](int64_t j) { return b.side > 0 ? j - last : -j; });
-        fill(row_terms_at(b, h), b.q_rows, [&](int64_t i) { return sign * (b.side > 0 ? i + b.distance - last : -(i + b.distance)); });
       }
   }
-  copy_bytes(at(space_.tables), tables_.data(), tables_.size(), FATTN_COPY_TO_DEVICE);
+  slopes_ = std::move(given);
 }
 
 // --- what is made of a block's own before it is computed ---
@@ -191,10 +237,6 @@ inline Tensor RingPlan::constant(size_t offset, int64_t rows, int64_t heads, int
 inline Tensor RingPlan::lse_as_rows(const Tensor& lse) {
   return Tensor(nullptr, lse.dtype(), {lse.shape(0), lse.shape(2), lse.shape(1), 1}, {lse.stride(0), lse.stride(2), lse.stride(1), 1})
       .on(lse.device(), lse.device_index(), lse.data());
-}
-inline Tensor RingPlan::row_terms_of(const RingBlock& b, size_t hop) const {
-  return Tensor(nullptr, DType::kF32, {batch_, b.q_rows, nheads_, 1}, {slopes_batch() == 1 ? 0 : nheads_ * b.q_rows, 1, b.q_rows, 1})
-      .on(device_, index_, at(row_terms_at(b, hop)));
 }
 
 // sum() of tensors over pairs, whose rows of keys are longer than those of heads may be: in pieces.
@@ -251,27 +293,13 @@ inline void RingPlan::make_scores(const detail::RingTensors& t, const RingBlock&
     };
     if (pads.keys > 0 || pads.rows > 0) sum_pairs({all(hiding_at(pads.keys), rows, keys)}, to);
     const Tensor own = detail::slice(detail::slice(to, 2, rows - own_rows, own_rows), 3, pads.keys, b.k_rows);
-    const Tensor terms =
-        b.side == 0
-            ? Tensor()
-            : detail::shared(Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, b.k_rows}).on(device_, index_, at(key_terms_at(b, hop))), n, h,
-                             own_rows, b.k_rows);
+    const Tensor terms = b.side == 0 ? Tensor() : detail::shared(key_terms_of(b), n, h, own_rows, b.k_rows);
     if (!planned_.bias) {
       sum_pairs({terms}, own);
     } else {
       const Tensor given = detail::shared(pairs_of(t.bias, b, {}), n, h, own_rows, b.k_rows);
       b.side == 0 ? sum_pairs({given}, own) : sum_pairs({given, terms}, own);
     }
-  }
-  if (makes_mask(b)) {
-    const Tensor from = pairs_of(t.mask, b, {0, pads.keys}), to = made_mask(b);
-    set_bytes(to.data(), static_cast<size_t>(to.size()));
-    for (int64_t n = 0; n < to.shape(0); ++n)
-      for (int64_t h = 0; h < to.shape(1); ++h)
-        for (int64_t i = 0; i < b.q_rows; ++i)
-          copy_bytes(static_cast<char*>(to.data()) + n * to.stride(0) + h * to.stride(1) + (pads.rows + i) * to.stride(2),
-                     static_cast<char*>(from.data()) + n * from.stride(0) + h * from.stride(1) + i * from.stride(2), static_cast<size_t>(to.shape(3)),
-                     FATTN_COPY_ON_DEVICE);
   }
 }
 
@@ -292,7 +320,7 @@ inline void RingPlan::make_block(const detail::RingTensors& t, const RingBlock& 
   if (pads.rows > 0 || b.side != 0) pad_lse(detail::slice(t.lse, 2, b.q_row, b.q_rows), g.lse, pads.rows, space_.hiding);
   if (b.side != 0) {
     const Tensor own = lse_as_rows(detail::slice(g.lse, 2, pads.rows, b.q_rows));
-    sum({own, row_terms_of(b, hop)}, own, row_options());
+    sum({own, row_terms_of(b)}, own, row_options());
   }
   if (pads.rows > 0 && t.dlse) pad_lse(detail::slice(t.dlse, 2, b.q_row, b.q_rows), g.dlse, pads.rows, space_.zero_row);
 }

@@ -110,13 +110,18 @@ def require_writable(path: str | None) -> None:
 
 
 def write(rows: list[dict], path: str | None) -> None:
-    """A list, one row a line; the file is replaced at once."""
+    """A list, one row a line."""
     if path is None:
         return
     text = "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]\n"
     if path == "-":
         sys.stdout.write(text)
         return
+    write_whole(path, text)
+
+
+def write_whole(path: str, text: str) -> None:
+    """The file is replaced at once."""
     handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(handle, "w") as file:

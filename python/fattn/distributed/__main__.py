@@ -4,14 +4,17 @@
 import argparse
 import json
 import os
+import pathlib
 import sys
 
 import torch
 import torch.distributed as distributed
 
-from ._bench import TOLERANCE, bench, largest_error
+from .._check.terminal import write_whole
+from ._bench import TOLERANCE, bench, largest_error, timeline
 from ._prepare import METHODS
 from ._schedule import LAYOUTS
+from ._timeline import words_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,10 +35,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-causal", action="store_true")
     parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--timeline", type=pathlib.Path, metavar="FILE.json", help="of bench: what each rank did when, of the first of --rows, as a trace that Perfetto opens")
     given = parser.parse_args()
     if given.rows is not None and (min(given.rows) < 1 or (given.command == "check" and len(given.rows) > 1)):
         parser.error(f"--rows is {' '.join(map(str, given.rows))}; allowed: numbers of at least 1, of check one")
+    if given.timeline is not None and given.command != "bench":
+        parser.error(f"--timeline is given with {given.command}; allowed: with bench")
+    if given.timeline is not None and not given.timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline is {str(given.timeline)!r}, whose folder is not there; allowed: a file in a folder that is")
     return given
+
+
+def _timeline(given: argparse.Namespace, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    trace = timeline(rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout, given.ulysses_degree)
+    if distributed.get_rank() == 0:
+        write_whole(str(given.timeline), json.dumps(trace) + "\n")
+        for said in words_of(trace["otherData"]["overlap"]):
+            print(said, file=sys.stderr, flush=True)
 
 
 def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) -> dict:
@@ -73,10 +89,13 @@ def main() -> int:
     records = [_check(given, dtype, device)]
     failed = records[0]["failed"]
     if given.command == "bench" and not failed:
+        sizes = given.rows or [32768 if device.type == "cuda" else 1024]
+        if given.timeline is not None:
+            _timeline(given, sizes[0], dtype, device)
         checked = {"command": "bench", "checked": len(records[0]["problems"])}
         records = (checked | bench(rows, given.nheads, given.nheads_k or given.nheads, given.headdim, dtype, device, not given.no_causal, given.method, given.layout,
                                    not given.no_check, given.seconds, given.ulysses_degree)
-                   for rows in given.rows or [32768 if device.type == "cuda" else 1024])
+                   for rows in sizes)
     for record in records:
         if distributed.get_rank() == 0:
             print(json.dumps(record), flush=True)

@@ -1,5 +1,6 @@
 """Times ring attention on the ranks that are running, beside one rank's attention of as many tokens; and checks it before."""
 
+import inspect
 import statistics
 import time
 from typing import Any
@@ -8,9 +9,12 @@ import torch
 import torch.distributed as distributed
 
 from .._attention import attention
+from ._call import Attention
 from ._front import ring_attention
+from ._prepare import TIMEOUT, given_of, prepared
 from ._ranks import ranks_of
 from ._shard import shard
+from ._timeline import Timeline, trace_of
 from ._transfer import Transfer
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -81,6 +85,13 @@ def _transfer_seconds(k: torch.Tensor, v: torch.Tensor, device: torch.device, se
     return _slowest(_seconds(hop, device, seconds), device)
 
 
+def _about(mine: list[torch.Tensor], causal: bool, method: str, layout: str, ulysses_degree: int | None) -> dict[str, Any]:
+    """What was measured, and where."""
+    q, k, _ = mine
+    return {"ranks": distributed.get_world_size(), "rows": q.shape[1], "nheads": q.shape[2], "nheads_k": k.shape[2], "headdim": q.shape[3], "dtype": str(q.dtype).removeprefix("torch."),
+            "causal": causal, "method": method, "layout": layout, "ulysses_degree": ulysses_degree, "device": torch.cuda.get_device_name() if q.is_cuda else "cpu", "torch": torch.__version__}
+
+
 def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str, check: bool,
           seconds: float, ulysses_degree: int | None = None) -> dict[str, Any]:
     """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other; beside it what the
@@ -91,9 +102,7 @@ def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtyp
     options = {"causal": causal, "method": method, "layout": layout, "check": check} | ({} if check else {"seqlen_q": n * rows}) | {"ulysses_degree": ulysses_degree}
     mine = _leaves((1, rows, nheads, headdim), nheads_k, dtype, device)
     dout = torch.randn(1, rows, nheads, headdim, device=device).to(dtype)
-    record: dict[str, Any] = {"ranks": n, "rows": rows, "nheads": nheads, "nheads_k": nheads_k, "headdim": headdim, "dtype": str(dtype).removeprefix("torch."),
-                              "causal": causal, "method": method, "layout": layout, "ulysses_degree": ulysses_degree, "check": check, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-                              "torch": torch.__version__}
+    record = _about(mine, causal, method, layout, ulysses_degree) | {"check": check}
 
     def both(function: Any, **given: Any) -> None:
         function(*mine, **given).backward(dout)
@@ -114,3 +123,20 @@ def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtyp
     record["exchange_seconds"] = _slowest(_seconds(lambda: ranks_of(None).exchange({"bench": rows}, 60.0), device, seconds / 4), device)
     record["transfer_seconds"] = _transfer_seconds(mine[1], mine[2], device, seconds / 4)
     return record
+
+
+def timeline(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str,
+             ulysses_degree: int | None = None) -> dict[str, Any]:
+    """What ranks did when, in one forward and backward pass after two others."""
+    ranks = ranks_of(None)
+    mine = _leaves((1, rows, nheads, headdim), nheads_k, dtype, device)
+    dout = torch.randn(1, rows, nheads, headdim, device=device).to(dtype)
+    options = {"causal": causal, "method": method, "layout": layout, "ulysses_degree": ulysses_degree}
+    for _ in range(2):
+        ring_attention(*mine, **options).backward(dout)
+    arguments = dict.fromkeys(inspect.signature(given_of).parameters) | dict(zip("qkv", mine)) | options | {"dropout_p": 0.0, "backend": "auto", "algorithm": "auto"}
+    given, _, call = prepared(ranks, arguments, TIMEOUT, True, True, None, None)
+    seen = Timeline(device, TIMEOUT)
+    o, _ = Attention.apply(call._replace(plan=call.plan._replace(timeline=seen)), *given.tensors)
+    o.backward(dout)
+    return trace_of(ranks, seen, _about(mine, causal, method, layout, ulysses_degree))

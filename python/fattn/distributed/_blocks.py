@@ -7,13 +7,14 @@ from .._scores import NONE, Scores
 from . import _dropout
 from ._compute import WINDOW, accumulator, compute_backward, compute_forward
 from ._schedule import Block
+from ._timeline import Nothing
 
 
 class Inputs:
     """What all blocks of a call share, beside q, k and v: options, and what a score depends on."""
 
     def __init__(self, options: tuple, slopes: torch.Tensor | None, bias: torch.Tensor | None, mask: torch.Tensor | None, document_q: torch.Tensor | None,
-                 kind: torch.dtype, dropout: _dropout.Dropout | None = None) -> None:
+                 kind: torch.dtype, dropout: _dropout.Dropout | None, timeline: Nothing) -> None:
         self.options = (*options, *OPTIONS[len(options):])
         self.slopes = slopes  # (batch or 1, nheads), or None
         self.bias, self.mask = bias, mask  # rows of this rank, columns of all keys
@@ -22,6 +23,7 @@ class Inputs:
         self.document_q = document_q
         self.kind = kind
         self.dropout = dropout
+        self.timeline = timeline
 
     def options_of(self, window: tuple[int, int]) -> tuple:
         return (*self.options[:WINDOW], *window, *self.options[WINDOW + 2 :])
@@ -71,16 +73,18 @@ def add_block(inputs: Inputs, block: Block, q, k, v, document_k, o, lse) -> tupl
     rows, keys = slice(block.q_row, block.q_row + block.q_rows), slice(block.k_row, block.k_row + block.k_rows)
     scores = inputs.scores_of(block, None if document_k is None else document_k[:, keys])
     given = q[:, rows], k[:, keys], v[:, keys], inputs.options_of(block.window), scores
-    o_part, lse_part = compute_forward(*given) if inputs.dropout is None else _dropout.forward(inputs.dropout, block, *given)
+    with inputs.timeline.span("block"):
+        o_part, lse_part = compute_forward(*given) if inputs.dropout is None else _dropout.forward(inputs.dropout, block, *given)
     terms = inputs.row_terms(block)
     if terms is not None:
         lse_part = (lse_part - terms).double()
     if o is None:
         return o_part.to(accumulator(q.dtype)), lse_part.double()
-    if block.merges:
-        merge_into(o[:, rows], lse[:, :, rows], o_part, lse_part)
-    else:
-        o[:, rows], lse[:, :, rows] = o_part, lse_part
+    with inputs.timeline.span("merge"):
+        if block.merges:
+            merge_into(o[:, rows], lse[:, :, rows], o_part, lse_part)
+        else:
+            o[:, rows], lse[:, :, rows] = o_part, lse_part
     return o, lse
 
 
@@ -106,15 +110,17 @@ def add_gradients(inputs: Inputs, block: Block, dout, dlse, q, k, v, document_k,
     lse_of_block = lse[:, :, rows] if terms is None else (lse[:, :, rows] + terms).to(lse.dtype)
     given = (dout[:, rows], None if dlse is None else dlse[:, :, rows], q[:, rows], k[:, keys], v[:, keys], o[:, rows], lse_of_block,
              inputs.options_of(block.window), scores, to.dbias is not None)
-    gradients = compute_backward(*given) if inputs.dropout is None else _dropout.backward(inputs.dropout, block, *given)
-    for x, part, gradient, adds in ((to.dq, rows, gradients[0], block.merges), (dk, keys, gradients[1], block.adds), (dv, keys, gradients[2], block.adds)):
-        if adds:
-            x[:, part] += gradient
-        else:
-            x[:, part] = gradient
-    if to.dbias is not None:
-        part = _part(to.dbias, rows, slice(block.k_position, block.k_position + block.k_rows))
-        part += gradients[3].sum_to_size(part.shape)
+    with inputs.timeline.span("block"):
+        gradients = compute_backward(*given) if inputs.dropout is None else _dropout.backward(inputs.dropout, block, *given)
+    with inputs.timeline.span("merge"):
+        for x, part, gradient, adds in ((to.dq, rows, gradients[0], block.merges), (dk, keys, gradients[1], block.adds), (dv, keys, gradients[2], block.adds)):
+            if adds:
+                x[:, part] += gradient
+            else:
+                x[:, part] = gradient
+        if to.dbias is not None:
+            part = _part(to.dbias, rows, slice(block.k_position, block.k_position + block.k_rows))
+            part += gradients[3].sum_to_size(part.shape)
 
 
 def join_sinks(sinks: torch.Tensor, o: torch.Tensor, lse: torch.Tensor) -> None:

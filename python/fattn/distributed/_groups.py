@@ -39,15 +39,19 @@ def _scores(inputs: Inputs, group: Group, used: torch.Tensor, document_k: torch.
 def add_group(inputs: Inputs, group: Group, q, k, v, document_k, o, lse) -> None:
     """As `add_block`."""
     rows, (sequences, used) = _rows(group), _sequences(group, q.device)
-    o_part, lse_part = compute_forward(q[0, rows], k[0], v[0], inputs.options_of(group[0].window), _scores(inputs, group, used, document_k), sequences)
-    merge_into(o[:, rows], lse[:, :, rows], o_part.unsqueeze(0), lse_part.unsqueeze(0))
+    with inputs.timeline.span("block"):
+        o_part, lse_part = compute_forward(q[0, rows], k[0], v[0], inputs.options_of(group[0].window), _scores(inputs, group, used, document_k), sequences)
+    with inputs.timeline.span("merge"):
+        merge_into(o[:, rows], lse[:, :, rows], o_part.unsqueeze(0), lse_part.unsqueeze(0))
 
 
 def add_group_gradients(inputs: Inputs, group: Group, dout, dlse, q, k, v, document_k, o, lse, to: Gradients, dk, dv) -> None:
     """As `add_gradients`."""
     rows, (sequences, used) = _rows(group), _sequences(group, q.device)
-    dq, dk_part, dv_part = compute_backward(dout[0, rows], None if dlse is None else dlse[0, :, rows], q[0, rows], k[0], v[0], o[0, rows], lse[0, :, rows],
-                                            inputs.options_of(group[0].window), _scores(inputs, group, used, document_k), False, sequences)
-    to.dq[0, rows] += dq
-    dk[0] += dk_part
-    dv[0] += dv_part
+    with inputs.timeline.span("block"):
+        dq, dk_part, dv_part = compute_backward(dout[0, rows], None if dlse is None else dlse[0, :, rows], q[0, rows], k[0], v[0], o[0, rows], lse[0, :, rows],
+                                                inputs.options_of(group[0].window), _scores(inputs, group, used, document_k), False, sequences)
+    with inputs.timeline.span("merge"):
+        to.dq[0, rows] += dq
+        dk[0] += dk_part
+        dv[0] += dv_part

@@ -10,6 +10,7 @@ from ._dropout import Dropout
 from ._groups import add_group, add_group_gradients
 from ._ranks import Part, Ranks
 from ._schedule import Hop, Schedule
+from ._timeline import NOTHING, Nothing
 from ._transfer import Transfer, add_rows, put_rows, rows_of
 
 
@@ -24,6 +25,7 @@ class Plan(NamedTuple):
     options: tuple
     dropout: Dropout | None
     timeout: float
+    timeline: Nothing = NOTHING
 
 
 class Tensors(NamedTuple):
@@ -58,13 +60,14 @@ class _Keys:
             self._sent[hop.sent] = [rows_of(x, hop.sent) for x in self.own]
         sent = self._sent[hop.sent] if hop.rows_sent else []
         received = [x.new_empty((x.shape[0], hop.rows_received, *x.shape[2:])) for x in self.own]
-        self._under_way[h] = Transfer(self.plan.ranks, self.plan.timeout, hop.send_to, sent, hop.receive_from, received, self.tag)
+        self._under_way[h] = Transfer(self.plan.ranks, self.plan.timeout, hop.send_to, sent, hop.receive_from, received, self.tag, self.plan.timeline.sends("keys", h))
 
     def of(self, h: int) -> list[torch.Tensor]:
         if h == 0:
             return self.own
         transfer = self._under_way.pop(h)
-        transfer.wait()
+        with self.plan.timeline.span("wait"):
+            transfer.wait()
         return list(transfer.received)
 
     def hops(self) -> Any:
@@ -77,12 +80,14 @@ class _Keys:
             for h, hop in enumerate(hops):
                 for x, part in zip(whole, self.of(h)):
                     put_rows(x, hop.received if h else self.plan.schedule.held_k, part)
-            yield hops[-1], whole
+            with self.plan.timeline.hop(len(hops) - 1):
+                yield hops[-1], whole
             return
         for h, hop in enumerate(hops):
             if h + 1 < len(hops):
                 self.start(h + 1)
-            yield hop, self.of(h)
+            with self.plan.timeline.hop(h):
+                yield hop, self.of(h)
 
 
 def _tag(ranks: Ranks | Part) -> int:
@@ -104,7 +109,7 @@ def forward(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         lse = q.new_full((batch, nheads, rows), -torch.inf, dtype=torch.float64)
         if not plan.schedule.writes_all_queries():
             o.zero_()
-    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout)
+    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout, plan.timeline)
     for hop, keys in _Keys(plan, tensors, _tag(plan.ranks)).hops():
         k, v, document_k = _key_documents(keys)
         for block in hop.blocks:
@@ -125,26 +130,30 @@ class _KeyGradients:
         written = not plan.gathered and plan.schedule.hops[0].writes_all_keys(k.shape[1])
         self.own = [sums_like(x, written) for x in (k, v)]
         self._under_way: list[tuple[Hop, Transfer]] = []
+        self._begun = 0
 
     def send_back(self, hop: Hop, parts: list[torch.Tensor]) -> None:
         """The way of the keys, backwards."""
         received = [x.new_empty((x.shape[0], hop.rows_sent, *x.shape[2:])) for x in self.own]
-        transfer = Transfer(self.plan.ranks, self.plan.timeout, hop.receive_from, parts, hop.send_to, received, self.tag)
+        self._begun += 1
+        transfer = Transfer(self.plan.ranks, self.plan.timeout, hop.receive_from, parts, hop.send_to, received, self.tag, self.plan.timeline.sends("gradients", self._begun))
         self._under_way.append((hop, transfer))
 
     def take(self, but: int = 0) -> None:
         """Adds what came, but for the last ones."""
         while len(self._under_way) > but:
             hop, transfer = self._under_way.pop(0)
-            transfer.wait()
-            for x, part in zip(self.own, transfer.received):
-                add_rows(x, hop.sent, part)
+            with self.plan.timeline.span("wait"):
+                transfer.wait()
+            with self.plan.timeline.span("merge"):
+                for x, part in zip(self.own, transfer.received):
+                    add_rows(x, hop.sent, part)
 
 
 def backward(plan: Plan, tensors: Tensors, o, lse, dout, dlse, wants_dbias: bool, wants_dsinks: bool) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias, dsinks."""
     q, k, v = tensors.q, tensors.k, tensors.v
-    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout)
+    inputs = Inputs(plan.options, tensors.slopes, tensors.bias, tensors.mask, tensors.document_q, accumulator(q.dtype), plan.dropout, plan.timeline)
     to = Gradients(q, plan.schedule.writes_all_queries(), tensors.bias if wants_dbias else None)
     tag = _tag(plan.ranks)
     of_keys = _KeyGradients(plan, k, v, tag)

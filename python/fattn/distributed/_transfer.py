@@ -1,7 +1,7 @@
 """Sending and receiving rows between ranks: started at once, waited for later, with the peer named when it fails."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as distributed
@@ -35,7 +35,7 @@ class Transfer:
     """Tensors on their way to one peer and from another. Those that have no elements do not travel, which both sides know from the schedule."""
 
     def __init__(self, ranks: Ranks, timeout: float, send_to: int, sent: Sequence[torch.Tensor], receive_from: int, received: Sequence[torch.Tensor],
-                 tag: int) -> None:
+                 tag: int, watch: Callable[[list], list] | None = None) -> None:
         self.ranks, self.timeout = ranks, timeout
         self.received = received
         self._alive = sent  # until they are sent
@@ -50,6 +50,8 @@ class Transfer:
             self._works = distributed.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
             raise ranks.failed(receive_from, error, timeout) from error
+        if watch is not None and self._works:
+            self._works = watch(self._works)
 
     def wait(self) -> None:
         """On a GPU its stream waits, not this thread."""
