@@ -77,9 +77,10 @@ class Table : public ::testing::TestWithParam<Parameter> {
     size_t failed = 0;
     for (size_t i = 0; i < cases.size(); ++i) {
       // A bound that is infinite, or NaN, would let anything pass. Only where there are no sequences at all it is 0: rows of none are exact.
-      if (target.backend == Backend::kReference && cases[i].flops() <= 2e6)
+      if (target.backend == Backend::kReference && cases[i].flops() <= 2e6) {
         for (const TensorVerdict& v : results[i].tensors)
           EXPECT_TRUE(std::isfinite(v.allowed) && (v.allowed > 0 || cases[i].batch == 0)) << cases[i].name << " " << v.tensor << " " << v.allowed;
+      }
       if (results[i].passed()) continue;
       ADD_FAILURE() << cases[i].name << ": " << results[i].summary();
       ++failed;
