@@ -228,3 +228,16 @@ def test_vmap(in_dims):
     gradient = torch.func.grad(lambda *x: causal(*x).square().sum(), argnums=(0, 1, 2))
     for got, expected in zip(torch.vmap(gradient, in_dims)(*stacked), zip(*(gradient(*x) for x in single))):
         agree(got, torch.stack(expected), 3 * 16, 11, 2 * 9)  # q k, dout v, dout o; over the keys, over the queries of two heads
+
+
+def test_cache_and_length_of_any_size():
+    """Compiled once, with symbols for sizes and strides, which cannot be sorted."""
+    torch.manual_seed(0)
+    step = torch.compile(lambda x, caches, n: fattn.with_kvcache(x, *caches, x, x, cache_seqlens=n, causal=True), fullgraph=True, backend="aot_eager", dynamic=True)
+    x = torch.randn(1, 3, 2, 8)
+    for longest, n in ((20, 0), (20, 3), (31, 6)):
+        compiled, eager = torch.zeros(2, 1, longest, 2, 8), torch.zeros(2, 1, longest, 2, 8)
+        agree(step(x, compiled, n), fattn.with_kvcache(x, *eager, x, x, cache_seqlens=n, causal=True), 8, 9)  # q k, over the keys
+        assert torch.equal(compiled, eager)
+    with pytest.raises(Exception, match="reaches one element by two indices"):
+        step(x, torch.zeros(2, 1, 20, 1, 8).expand(2, 1, 20, 2, 8), 0)
