@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iterator>
@@ -345,16 +346,18 @@ std::string error_of(const std::function<void()>& body) {
 // Every case in fp32 that the stub multiplies in no time: lengths, head dimensions, groups, layouts, windows, softcap, Inf and NaN.
 TEST_F(CudaStandard, TableOfCases) {
   set_blas("workspace", 512);
+  const char* const whole = std::getenv("FATTN_TEST_WHOLE");
+  const double most_flops = whole && std::string(whole) == "1" ? 4e7 : 1e7;  // `make test-all` has two thirds more cases, which take most of the time
   int passed = 0;
   for (const testing::Case& c : testing::all_cases()) {
-    if (c.dtype != DType::kF32 || c.flops() > 4e7 || !testing::is_to_compute(target(), c)) continue;
+    if (c.dtype != DType::kF32 || c.flops() > most_flops || !testing::is_to_compute(target(), c)) continue;
     heads_of_sinks = c.nheads;
     places_are_given = c.dropout_part;
     const testing::CaseResult result = testing::run_case(c, target());
     EXPECT_TRUE(result.passed()) << c.name << ": " << result.summary();
     if (result.passed()) ++passed;
   }
-  EXPECT_GT(passed, 350);
+  EXPECT_GT(passed, 200);
   EXPECT_GT(softmax_launches, 100);
   EXPECT_GT(finish_launches, 100);
   EXPECT_GT(clean_launches, 100);
