@@ -130,7 +130,7 @@ def package_stages(jobs):
 
 def stages(jobs, long):
     build = f"cmake --build %s --parallel {jobs}\n"
-    fuzz_s = 600 if long else 30
+    fuzz_s = 600 if long else 12
     whole = "FATTN_TEST_WHOLE=1 " if long else ""  # what tests leave out else: cases in every dtype, models that others stand for
     side_by_side = f"-n {jobs} --dist worksteal"  # pytest-xdist
     # No detect_stack_use_after_return: g++ 12 places 64-byte vectors unaligned on its fake stacks (GCC bug 110027).
