@@ -231,8 +231,8 @@ def stages(jobs, long):
             "tsan",
             "export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1\n"
             "cmake --preset tsan --log-level=WARNING\n" + build_tests("build/tsan", jobs, THREADED)
-            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" + FORKS if long else TSAN_FILTER + FORKS + NOT_OF_THREADS) + "' " + fixed_addresses,
-                    timeout_s=WHOLE_S if long else 900),
+            + in_shards("build/tsan", jobs, f"-R '{THREADED}'", "GTEST_FILTER='" + ("*" + FORKS if long else TSAN_FILTER + FORKS + NOT_OF_THREADS) + "' " + fixed_addresses,
+                        WHOLE_S if long else 900),
             count_ctest,
             10800 if long else 2400,
         ),
