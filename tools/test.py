@@ -323,6 +323,8 @@ def main():
     # Bytecode of Python is kept, in build/ alone: without it each of some hundred processes compiles torch's modules again, which takes seconds.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / "build/pycache"))
+    # Threads of OpenMP (torch's) sleep while they wait: tests run side by side, and two times two of them that spin take each other's processors.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if shutil.which("ccache"):
         os.environ.setdefault("CMAKE_C_COMPILER_LAUNCHER", "ccache")
         os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
