@@ -31,6 +31,7 @@ command g++ g++
 command ccache ccache
 command clang++ clang
 clang_runtime fuzzer libclang-rt-dev
+command ld.lld lld
 command aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
 command qemu-aarch64 qemu-user
 command setarch util-linux
