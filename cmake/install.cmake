@@ -25,7 +25,7 @@ file(RELATIVE_PATH FATTN_PC_TO_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig 
 configure_file(${CMAKE_CURRENT_LIST_DIR}/fattn.pc.in ${PROJECT_BINARY_DIR}/package/fattn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/package/fattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-if(TARGET fattn_cli)
+if(TARGET fattn_cli AND NOT FATTN_SANITIZE)
   install(TARGETS fattn_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS fattn_profile LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/providers DESTINATION ${CMAKE_INSTALL_DATADIR}/fattn
@@ -39,7 +39,7 @@ endif()
 
 # The pack is made by the command line, which must run here.
 if(FATTN_PACK)
-  if(NOT TARGET fattn_cli OR CMAKE_CROSSCOMPILING)
+  if(NOT TARGET fattn_cli OR FATTN_SANITIZE OR CMAKE_CROSSCOMPILING)
     message(FATAL_ERROR "FATTN_PACK=ON needs FATTN_BUILD_CLI, and a command line that runs on this machine")
   endif()
   install(CODE "set(fattn_cli \"$<TARGET_FILE:fattn_cli>\")
