@@ -23,7 +23,7 @@ HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the tab
 HEAVY_FILTER += ":CasesSmall.WhatIsNotComputedIsRefused"  # the table's cases and their oracle once more
 HEAVY_FILTER += ":*MatchesOracle/*16"  # standard attention: the conversions have tests of their own
 HEAVY_FILTER += ":*TableSmall*16_cpu_scalar:*PropertySmall*16_cpu_scalar"  # the same templates as in fp32, with the conversions of the vector kernels
-HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*"  # many calls, for numbers alone
+HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*:*CpuValues.OfAnySize*:*CpuValues.BehindAMask*"  # many calls, for numbers or times alone
 # The list of planned kernels is the same text in each build: three minutes without optimisation. The order of sums is the tasks', whatever computes them:
 # the portable kernels take a hundred seconds for it. Slopes of gradients are many calls, for numbers alone: one model stands for all, one instruction set.
 LIGHT_FILTER = "-JitSmallPlanned.TheListIsWhole:*CpuDqOrder*cpu_scalar:*CpuDqOrder*avx512_bf16:*GradientsAreSlopes/*"
@@ -34,9 +34,10 @@ LIGHT_FILTER += ":RingAttention.*:RingScheduleSmall.EveryPairOnce:Append.ManyMor
 LIGHT_FILTER += ":Profile.WhatNobodyListensToCostsNothing:Gpt2Data.LoadsFasterThanAnythingLearns:Estimate.OfTheLibraryIsWithinAFactorOfTwo:CpuMemory.OfTheBackwardPass*"
 LIGHT_FILTER += ":LabRegress.OfAProgramAgainstItself*:LabRegress.ThreePerCent*"
 # Where the processor has products of bf16, the kernels with them stand for those of AVX-512 without: the same templates, and of bf16 those of AVX2.
+# Properties are looked at in one dtype by each of the two that are left; the table of cases has both.
 CPUINFO = Path("/proc/cpuinfo")
 if CPUINFO.is_file() and "avx512_bf16" in CPUINFO.read_text(errors="replace"):
-    HEAVY_FILTER += ":*_cpu_avx512"
+    HEAVY_FILTER += ":*_cpu_avx512:*PropertySmall*/bf16_cpu_avx2:*PropertySmall*/fp32_cpu_avx512_bf16"
     LIGHT_FILTER += ":*_cpu_avx512"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
