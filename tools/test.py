@@ -23,7 +23,7 @@ HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the tab
 HEAVY_FILTER += ":CasesSmall.WhatIsNotComputedIsRefused"  # the table's cases and their oracle once more
 HEAVY_FILTER += ":*MatchesOracle/*16"  # standard attention: the conversions have tests of their own
 HEAVY_FILTER += ":*TableSmall*16_cpu_scalar:*PropertySmall*16_cpu_scalar"  # the same templates as in fp32, with the conversions of the vector kernels
-HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*:*CpuValues.OfAnySize*:*CpuValues.BehindAMask*"  # many calls, for numbers or times alone
+HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*:*CpuValues.OfAnySize*:*CpuValues.BehindAMask*:AmxKernels.*AsExactAs*"  # many calls, for numbers or times alone
 # The list of planned kernels is the same text in each build: three minutes without optimisation. The order of sums is the tasks', whatever computes them:
 # the portable kernels take a hundred seconds for it. Slopes of gradients are many calls, for numbers alone: one model stands for all, one instruction set.
 LIGHT_FILTER = "-JitSmallPlanned.TheListIsWhole:*CpuDqOrder*cpu_scalar:*CpuDqOrder*avx512_bf16:*GradientsAreSlopes/*"
