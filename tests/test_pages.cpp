@@ -55,6 +55,10 @@ void expect_bits_of_keys_side_by_side(Case c) {
 }
 
 TEST(PagesSmall, ChangeNoBit) {
+  for (const auto& [dtype, page_size] : {std::pair{DType::kF32, 3}, {DType::kF16, 16}, {DType::kBF16, 128}})
+    for (const int64_t seqlen_q : {2, 70}) expect_bits_of_keys_side_by_side(in_pages(dtype, page_size, seqlen_q));
+}
+TEST(Pages, OfAnySizeChangeNoBit) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
     for (const int64_t page_size : {1, 3, 16, 24, 128})
       for (const int64_t seqlen_q : {2, 70}) expect_bits_of_keys_side_by_side(in_pages(dtype, page_size, seqlen_q));

@@ -21,7 +21,7 @@ HEAVY = "^test_(cases|properties|features|numerics|standard|kernels|cpu_accuracy
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*:*CpuValues*bf16_cpu_avx2*:Cublaslt*:CudaMatmul*:CudaStandard.P*:CudaStandard.W*:CudaStandard.E*"
 HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the table of cases; the reference judges every one of them
 HEAVY_FILTER += ":CasesSmall.WhatIsNotComputedIsRefused"  # the table's cases and their oracle once more
-HEAVY_FILTER += ":*MatchesOracle/*16"  # standard attention: the conversions have tests of their own
+HEAVY_FILTER += ":*MatchesOracle/*16:DTypes/Standard.NaNAndInf*16:DTypes/Standard.SameBits*16"  # standard attention: the conversions have tests of their own
 HEAVY_FILTER += ":*TableSmall*16_cpu_scalar:*PropertySmall*16_cpu_scalar"  # the same templates as in fp32, with the conversions of the vector kernels
 HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*:*CpuValues.OfAnySize*:*CpuValues.BehindAMask*:AmxKernels.*AsExactAs*"  # many calls, for numbers or times alone
 # The list of planned kernels is the same text in each build: three minutes without optimisation. The order of sums is the tasks', whatever computes them:
@@ -29,7 +29,7 @@ HEAVY_FILTER += ":OracleSmall.Gradients*:DocumentsSmall.GradientsOfASharedBias*:
 LIGHT_FILTER = "-JitSmallPlanned.TheListIsWhole:*CpuDqOrder*cpu_scalar:*CpuDqOrder*avx512_bf16:*GradientsAreSlopes/*"
 LIGHT_FILTER += ":" + ":".join(f"*OpsBackwardSmall.Product/{x}" for x in ("*fp16", "scalar*", "auto*", "avx512_fp32", "avx512_bf16", "avx512_bf16_fp32", "avx2_bf16"))
 LIGHT_FILTER += ":" + ":".join(f"*BatchInvariantSmall*{x}*" for x in ("fp16", "scalar", "reference", "IsRight/fp32_cpu_avx512_bf16", "IsRight/bf16_cpu_avx2"))
-LIGHT_FILTER += ":RingAttention.*:RingScheduleSmall.EveryPairOnce:Append.ManyMore*"  # exhaustive
+LIGHT_FILTER += ":RingAttention.*:RingScheduleSmall.EveryPairOnce:Append.ManyMore*:Pages.OfAnySize*"  # exhaustive
 # Times, the memory of the process, and how often a verdict on samples errs.
 LIGHT_FILTER += ":Profile.WhatNobodyListensToCostsNothing:Gpt2Data.LoadsFasterThanAnythingLearns:Estimate.OfTheLibraryIsWithinAFactorOfTwo:CpuMemory.OfTheBackwardPass*"
 LIGHT_FILTER += ":LabRegress.OfAProgramAgainstItself*:LabRegress.ThreePerCent*"
