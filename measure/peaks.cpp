@@ -13,17 +13,17 @@
 namespace fattn::measure {
 namespace {
 
-constexpr double kSampleSeconds = 0.05;
+constexpr double kCalibrationSeconds = 0.01;
 constexpr int kSamples = 3;
 
-Peak arithmetic_peak(const PeakKernel& kernel, int threads) {
+Peak arithmetic_peak(const PeakKernel& kernel, int threads, double sample_seconds) {
   if (!kernel) return {};
   Peak peak{kernel.name, 0};
   int64_t iterations = 20000;
   for (int calibrating = 0; calibrating < 20; ++calibrating) {
     const double seconds = 1 / rate_together(1, 1, [&](int) { kernel.run(iterations); });
-    if (seconds >= 0.2 * kSampleSeconds) {
-      iterations = static_cast<int64_t>(static_cast<double>(iterations) * kSampleSeconds / seconds);
+    if (seconds >= kCalibrationSeconds) {
+      iterations = static_cast<int64_t>(static_cast<double>(iterations) * sample_seconds / seconds);
       break;
     }
     iterations *= 4;
@@ -64,16 +64,16 @@ double Peaks::ceiling(DType dtype) const {
   return size_of(dtype) == 2 ? std::max({fp32, bf16.rate, best_bf16_rate}) : fp32;
 }
 
-Peaks measure_peaks(Isa isa, int threads) {
+Peaks measure_peaks(Isa isa, int threads, double sample_seconds) {
   Peaks peaks;
   peaks.isa = isa == Isa::kAuto ? static_cast<Isa>(cpu_info().isa_default) : isa;
   peaks.threads = std::max(1, threads);
-  peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads);
-  peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads);
+  peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads, sample_seconds);
+  peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads, sample_seconds);
   const Isa best = best_isa(cpu_info());
   const bool same = peaks.isa == best;
-  peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads).rate;
-  peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads).rate;
+  peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads, sample_seconds).rate;
+  peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads, sample_seconds).rate;
   return peaks;
 }
 

@@ -33,8 +33,10 @@ struct Peaks {
   double ceiling(DType dtype) const;
 };
 
-// Arithmetic only: about 0.2 s. `isa` as a plan reports it; kAuto: the one that the library picks here.
-Peaks measure_peaks(Isa isa, int threads);
+// Of each peak there are three samples.
+constexpr double kPeakSampleSeconds = 0.05, kShortPeakSampleSeconds = 0.01;
+// Arithmetic only: about 0.2 s with samples of the usual length. `isa` as a plan reports it; kAuto: the one that the library picks here.
+Peaks measure_peaks(Isa isa, int threads, double sample_seconds = kPeakSampleSeconds);
 // Of a CUDA device: about 0.1 s.
 Peaks measure_cuda_peaks(int device);
 // Of two measurements around the benchmark: the higher of each.
