@@ -79,6 +79,8 @@ def test_unknown_flag_of_a_wild_user_is_printed_harmlessly(fattn):
 def test_dtypes_by_their_other_names(fattn, given, dtype):
     cases = fattn("check", "--list", "--filter", "-q7-", "--dtype", given).stdout
     assert cases and cases == fattn("check", "--list", "--filter", "-q7-", "--dtype", dtype).stdout
+    if given not in ("float32", "half", "BF16"):  # of each dtype one is measured
+        return
     tiny = ["bench", "--batch", "1", "--seqlen", "8", "--nheads", "1", "--headdim", "8", "--no-grad", "--min-time", "0", "--repeats", "1", "--warmup", "0"]
     assert {row["dtype"] for row in fattn.json(*tiny, "--dtype", given)["rows"]} == {dtype}
 
