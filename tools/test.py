@@ -223,7 +223,7 @@ def stages(jobs, long):
         Stage(
             "documents",
             "status=0\n"
-            "python3 tools/check_docs.py || status=1\n"
+            f"{whole}python3 tools/check_docs.py || status=1\n"
             "python3 tools/check_documents.py || status=1\n"
             "python3 tools/check_design.py --self-test || status=1\n"
             "python3 tools/check_design.py || status=1\n"
