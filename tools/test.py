@@ -235,7 +235,7 @@ def stages(jobs, long):
             beside="install",
         ),
         # One build for three stages: clang++ takes everything without a warning, its sanitizers see the tests, its fuzzers the rest.
-        Stage("clang", "cmake --preset asan --log-level=WARNING\n" + build % "build/asan", count_status, 2400),
+        Stage("clang", f"cmake --preset asan --log-level=WARNING -DFATTN_SANITIZE_TWINS={'ON' if long else 'OFF'}\n" + build % "build/asan", count_status, 2400),
         *([Stage("clang-release", "cmake --preset clang --log-level=WARNING\n" + build % "build/clang", count_status, 2400)] if long else []),
         Stage("asan", sanitizer_options + heavy_and_light("build/asan", jobs, long), count_ctest, 10800 if long else 2400),
         Stage("fuzz", f"tools/fuzz.sh build/asan {fuzz_s}\n", count_line, 1200 + 10 * fuzz_s),
