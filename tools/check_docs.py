@@ -4,6 +4,7 @@ complete programs that are compiled against the build and run, and of `console` 
 runs the `python` ones). Both languages of the README must show the same blocks, and relative links in every document must lead somewhere."""
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -37,9 +38,19 @@ def compile_and_run(language, source, build):
         return problem or run([str(program)])
 
 
+def briefly(text):
+    """The commands of a block, with few samples where it measures, and a profile of a small problem: that they run is looked at. With FATTN_TEST_WHOLE=1
+    (`make test-all`) as they stand."""
+    if os.environ.get("FATTN_TEST_WHOLE") == "1":
+        return text
+    few = "--repeats 6 --min-time 0"
+    text = re.sub(r"^(\S*fattn (?:bench|compare) [^#\n]*)", rf"\1 {few} ", text, flags=re.MULTILINE)
+    return re.sub(r"^(\S*fattn profile [^#\n]*)", rf"\1 --batch 1 --seqlen 256 {few} ", text, flags=re.MULTILINE)
+
+
 def check_block(language, text, build):
     if language == "sh":
-        return run(["bash", "-euo", "pipefail", "-c", text])
+        return run(["bash", "-euo", "pipefail", "-c", briefly(text)])
     if language in ("cpp", "c"):
         return compile_and_run(language, text, build)
     targets = re.findall(r"^\$? *make ([\w-]+)", text, re.MULTILINE)
