@@ -160,8 +160,7 @@ void add_advise(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<AdviseFlags>();
   command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group("What is to run");
   flags->memory_option = command->add_option("--gpu-memory", flags->memory, "Memory of the GPU, e.g. 16GiB")
-                             ->transform(CLI::AsSizeValue(true).description(""))
-                             ->check(CLI::Range(uint64_t{1}, static_cast<uint64_t>(kNoEnd)).description(""))
+                             ->transform(byte_size(1 << 20, "1MiB or more"))
                              ->type_name("SIZE");
   flags->model_option = command->add_option("--model", flags->model, "GPT-2's small, medium, large or xl, or params=N, e.g. params=7B")
                             ->transform(CLI::Validator(take_model, ""))

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -92,11 +94,17 @@ void say_kernels(Output& out, const lab::KernelTimes& kernels) {
   int samples = 0;
   double errors = 0;
   for (const auto& [name, family] : kernels.families) samples += family.samples, errors += family.samples * family.mean_error;
-  if (samples == 0) return;
+  if (samples > 0)
+    out.say(
+        fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
+                    "others is {:.1f} % off in the mean.",
+                    kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
+  if (kernels.too_few.empty()) return;
+  const double longer = std::max(60.0, 4 * std::ceil(kernels.seconds));
   out.say(
-      fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
-                  "others is {:.1f} % off in the mean.",
-                  kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
+      fmt::format("{} of {} families of kernels were called too few times in {:.0f} s to have constants, so that `fattn predict` does "
+                  "not know their times. On a quiet machine, or with --kernel-seconds {:.0f}, `fattn calibrate --force` makes more calls.",
+                  kernels.too_few.size(), kernels.families.size() + kernels.too_few.size(), kernels.seconds, longer));
 }
 
 std::string machine_words(const Calibration& c) {

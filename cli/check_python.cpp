@@ -61,9 +61,8 @@ int become_python(int argc, char** argv) {
     arguments.push_back(nullptr);
     execvp(python.c_str(), arguments.data());
   }
-  fmt::print(stderr,
-             "fattn: cannot run '{}': {}; this measures through PyTorch, name a Python that has it and the package fattn with --python PATH\n",
-             printable(pythons.front()), std::strerror(errno));
+  print_error(fmt::format("cannot run '{}': {}; this measures through PyTorch, name a Python that has it and the package fattn with --python PATH",
+                          printable(pythons.front()), std::strerror(errno)));
   return kExitBadInput;
 }
 

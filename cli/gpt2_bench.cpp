@@ -31,7 +31,7 @@ using Json = nlohmann::ordered_json;
 
 struct Gpt2BenchFlags {
   Gpt2ModelFlags model;
-  std::vector<int64_t> batches{1, 4}, contexts{128, 512};
+  std::vector<int64_t> batches{1, 4}, contexts;
   double seconds = 1;
   int64_t page_size = 0;  // of the cache; 0: no pages
   std::string json;
@@ -152,10 +152,11 @@ Json record_of(const Gpt2BenchFlags& flags, const gpt2::Model& model, const Gpt2
   return record;
 }
 
-int bench_gpt2(const Gpt2BenchFlags& flags) {
+int bench_gpt2(Gpt2BenchFlags flags) {
   require_writable(flags.json);
   Kept kept(flags.json);
   const gpt2::Model model = flags.model.load();
+  if (flags.contexts.empty()) flags.contexts = lengths_within({128, 512}, model.config());
   for (const int64_t context : flags.contexts)
     if (context > model.config().n_positions)
       throw CLI::ValidationError("--context", fmt::format("{} is more than the model's {} positions", context, model.config().n_positions));
@@ -210,11 +211,12 @@ void add_gpt2_bench(CLI::App& gpt2, int& exit_code) {
       ->delimiter(',')
       ->type_name("N,...")
       ->capture_default_str();
-  command->add_option("--context", flags->contexts, "Tokens of a prompt, or behind which one is decoded")
+  command
+      ->add_option("--context", flags->contexts,
+                   "Tokens of a prompt, or behind which one is decoded [128 and 512, as far as the model has so many positions]")
       ->check(whole_number(1))
       ->delimiter(',')
-      ->type_name("N,...")
-      ->capture_default_str();
+      ->type_name("N,...");
   command->add_option("--page-size", flags->page_size, "Tokens of a page of the cache, which sequences take in turns; 0: no pages")
       ->check(whole_number(0, 1 << 20))
       ->type_name("N")

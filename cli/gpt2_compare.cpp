@@ -37,7 +37,7 @@ using Json = nlohmann::ordered_json;
 struct Gpt2CompareFlags {
   Gpt2ModelFlags model;
   std::vector<std::string> dtypes, algorithms;
-  std::vector<int64_t> seqlens{512};
+  std::vector<int64_t> seqlens;
   int64_t batch = 4, repeats = 5;
   uint64_t seed = 1;
   bool sweep = false;
@@ -262,8 +262,11 @@ int compare_gpt2(Gpt2CompareFlags flags) {
     flags.algorithms = {"standard", "v1", "v2", "auto"};
     if (gpt2_gpu(flags.model.device)) flags.algorithms.insert(flags.algorithms.end() - 1, "v3");
   }
-  if (flags.sweep) flags.seqlens = {128, 256, 512, 1024};
   const gpt2::Config config = gpt2::read_config(flags.model.model);
+  if (flags.sweep)
+    flags.seqlens = lengths_within({128, 256, 512, 1024}, config);
+  else if (flags.seqlens.empty())
+    flags.seqlens = lengths_within({512}, config);
   for (const int64_t seqlen : flags.seqlens)
     if (seqlen > config.n_positions)
       throw CLI::ValidationError("--seqlen", fmt::format("{} is more than the model's {} positions", seqlen, config.n_positions));
@@ -306,12 +309,11 @@ void add_gpt2_compare(CLI::App& gpt2, int& exit_code) {
   command->add_option("--model,MODEL", flags->model.model, "A model's folder")->type_name("DIR")->required();
   command->option_defaults()->group("What");
   command->add_option("--batch", flags->batch, "Sequences")->check(whole_number(1, 1 << 20))->type_name("N")->capture_default_str();
-  command->add_option("--seqlen", flags->seqlens, "Tokens of each, one or several")
+  command->add_option("--seqlen", flags->seqlens, "Tokens of each, one or several [512, or all positions of a model that has fewer]")
       ->check(whole_number(1))
       ->delimiter(',')
-      ->type_name("N,...")
-      ->capture_default_str();
-  command->add_flag("--sweep", flags->sweep, "Lengths 128, 256, 512 and 1024");
+      ->type_name("N,...");
+  command->add_flag("--sweep", flags->sweep, "Lengths 128, 256, 512 and 1024, as far as the model has so many positions");
   command->add_option("--dtype", flags->dtypes, "One or several [the weights' own]")
       ->transform(one_dtype_of({"fp32", "fp16", "bf16"}))
       ->delimiter(',')
@@ -328,7 +330,7 @@ void add_gpt2_compare(CLI::App& gpt2, int& exit_code) {
       ->capture_default_str();
   flags->model.add_threads_to(*command);
   command->option_defaults()->group("Options");
-  command->add_option("--figure", flags->figure, "Draw time and error by length as SVG")->type_name("FILE")->group("Output");
+  command->add_option("--figure", flags->figure, "Draw time and error by length as SVG")->check(svg_name())->type_name("FILE.svg")->group("Output");
   add_gpt2_json(*command, flags->json);
   flags->output.add_to(*command);
   command->footer(

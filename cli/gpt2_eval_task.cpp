@@ -226,6 +226,7 @@ int documents(const EvalFlags& flags, const gpt2::Model& model, const gpt2::Toke
 int gpt2_eval_task(const EvalFlags& flags) {
   require_writable(flags.json);
   Kept kept(flags.json);
+  gpt2::require_model_folder(flags.model.model);
   const std::optional<gpt2::Tokenizer> tokenizer = gpt2_tokenizer(flags.tokenizer, flags.model.model);
   if (!tokenizer) throw gpt2::Error("'" + printable(flags.model.model) + "' has no tokenizer; name one by --tokenizer");
   const gpt2::Model model = flags.model.load();

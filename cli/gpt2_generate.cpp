@@ -115,6 +115,7 @@ Price price_of(const gpt2::Model& model, gpt2::SessionOptions options, const std
 int generate(GenerateFlags flags) {
   if (!flags.prompts.empty() && !flags.file.empty()) throw CLI::ValidationError("--file", "is given beside a prompt; give one of them");
   require_writable(flags.json);
+  gpt2::require_model_folder(flags.model.model);
   const std::optional<gpt2::Tokenizer> tokenizer = gpt2_tokenizer(flags.tokenizer, flags.model.model);
   if (!tokenizer && !flags.ids)
     throw gpt2::Error("'" + printable(flags.model.model) + "' has no tokenizer; name one by --tokenizer, or give ids of tokens with --ids");

@@ -102,6 +102,12 @@ std::optional<gpt2::Tokenizer> gpt2_tokenizer(const std::string& given, const st
   return std::nullopt;
 }
 
+std::vector<int64_t> lengths_within(std::vector<int64_t> lengths, const gpt2::Config& config) {
+  while (lengths.size() > 1 && lengths.back() > config.n_positions) lengths.pop_back();
+  lengths.front() = std::min(lengths.front(), config.n_positions);
+  return lengths;
+}
+
 void gpt2_read_parts(const std::string& file, const std::function<void(std::string_view)>& take) {
   const bool is_stdin = file.empty() || file == "-";
   const int fd = is_stdin ? STDIN_FILENO : open(file.c_str(), O_RDONLY | O_CLOEXEC);

@@ -39,6 +39,9 @@ void add_gpt2_cache(CLI::App& command, gpt2::SessionOptions& session);
 // The tokenizer of `given`, or of the model's folder; none if that has none and `given` is empty.
 std::optional<gpt2::Tokenizer> gpt2_tokenizer(const std::string& given, const std::string& model);
 
+// Of these, in rising order, those that the model has positions for; all of its positions where it has fewer than the first.
+std::vector<int64_t> lengths_within(std::vector<int64_t> lengths, const gpt2::Config& config);
+
 // A file's bytes, or those of stdin, part by part as they come; pipes are welcome.
 void gpt2_read_parts(const std::string& file, const std::function<void(std::string_view)>& take);
 std::string gpt2_read_all(const std::string& file);

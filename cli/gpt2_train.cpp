@@ -14,6 +14,7 @@
 #include "cli/sanitize.h"
 #include "cli/status_file.h"
 #include "cli/stop_request.h"
+#include "cli/streams.h"
 #include "cli/training_flags.h"
 #include "cli/training_group.h"
 #include "cli/training_precision.h"
@@ -264,6 +265,7 @@ int train(const TrainingFlags& flags, const gpt2::Launch& launch, gpt2::Group* g
     return kExitFine;
   }
   check_memory(out, setup, memory, flags.memory_limit);
+  outlive_readers();  // of its lines: checkpoints are what it is for
   if (leads) say_beginning(out, setup);
   TakenMemory taken(setup.gpu());
   gpt2::NetworkOptions options = setup.network();

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "cli/streams.h"
 #include "cli/whole_file.h"
 #include "files/json_text.h"
 
@@ -23,7 +24,9 @@ void write_json(const nlohmann::ordered_json& value, const std::string& file_or_
 }
 
 void require_writable(const std::string& file_or_dash) {
-  if (!file_or_dash.empty() && file_or_dash != "-") const WholeFile tried(file_or_dash);
+  if (file_or_dash.empty() || file_or_dash == "-") return;
+  const WholeFile tried(file_or_dash);
+  outlive_readers();
 }
 
 }  // namespace fattn::cli

@@ -13,6 +13,7 @@ namespace fattn::cli {
 void write_json(const nlohmann::ordered_json& value, const std::string& file_or_dash);
 
 // Refuses a file that write_json could not write, before minutes of work are done for it. Nothing of it is touched; "" and "-" are fine.
+// From here on it is written even if nobody reads stdout (streams.h).
 void require_writable(const std::string& file_or_dash);
 
 // For people: stdout, or stderr when stdout is to hold nothing but the JSON.

@@ -9,6 +9,7 @@
 
 #include "cli/json_output.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 
 namespace fattn::cli {
@@ -51,15 +52,16 @@ void Kept::end(int signal) {
   if (last_) last_();
   const char* wipe = takes_escapes(stderr) ? "\r\x1b[K" : "";
   if (!record_) {
-    fmt::print(stderr, "{}fattn: interrupted before anything was measured\n", wipe);
+    put(stderr, fmt::format("{}fattn: interrupted before anything was measured\n", wipe));
   } else if (file_.empty()) {
-    fmt::print(stderr, "{}fattn: interrupted after {}; with --json FILE the record of that is kept\n", wipe, printable(what_));
+    put(stderr, fmt::format("{}fattn: interrupted after {}; with --json FILE the record of that is kept\n", wipe, printable(what_)));
   } else {
     try {
       write_json(record_(), file_);
-      fmt::print(stderr, "{}fattn: interrupted; {} has {}\n", wipe, file_ == "-" ? "the record" : "'" + printable(file_) + "'", printable(what_));
+      put(stderr,
+          fmt::format("{}fattn: interrupted; {} has {}\n", wipe, file_ == "-" ? "the record" : "'" + printable(file_) + "'", printable(what_)));
     } catch (const std::exception& error) {
-      fmt::print(stderr, "{}fattn: interrupted after {}, which is lost: {}\n", wipe, printable(what_), printable(error.what()));
+      put(stderr, fmt::format("{}fattn: interrupted after {}, which is lost: {}\n", wipe, printable(what_), printable(error.what())));
     }
   }
   std::fflush(stdout);

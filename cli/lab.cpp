@@ -12,6 +12,7 @@
 #include "cli/lab_steps.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/target_flags.h"
 #include "cli/terminal.h"
 #include "cli/usage_error.h"
@@ -37,10 +38,9 @@ std::string machine_of(const measure::Placement& place) {
 
 // Until Enter, or the end of the input.
 void wait_for_enter(const Output& out, const std::string& prompt) {
-  fmt::print(out.words(), "{}", prompt);
-  std::fflush(out.words());
+  put(out.words(), prompt);
   for (int c = std::getchar(); c != '\n' && c != EOF;) c = std::getchar();
-  if (std::feof(stdin)) fmt::print(out.words(), "\n");
+  if (std::feof(stdin)) put(out.words(), "\n");
 }
 
 int run(const LabFlags& flags) {

@@ -9,6 +9,7 @@
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 #include "fattn/system.hpp"
 #include "lab/chart/terminal_plot.h"
@@ -121,7 +122,7 @@ void print_plot(const LabStage& stage, const chart::Panel& panel) {
   if (stage.out.for_programs()) return;
   const size_t width = std::min(width_of(stage.out.words()), kPlotWidth);
   const std::string plot = chart::terminal_plot(panel, {width, kPlotHeight, shows_colour(stage.out.words())});
-  if (!plot.empty()) fmt::print(stage.out.words(), "\n{}", plot);
+  if (!plot.empty()) put(stage.out.words(), "\n" + plot);
 }
 
 chart::Panel panel_by_length(const std::string& title, chart::Unit unit) {
@@ -206,7 +207,7 @@ std::string orders_drawn() {
 
 ordered_json tiles(LabStage& stage) {
   stage.out.say(stage.words(LabText::kTilesText));
-  if (!stage.out.for_programs()) fmt::print(stage.out.words(), "\n{}\n", orders_drawn());
+  if (!stage.out.for_programs()) put(stage.out.words(), "\n" + orders_drawn() + "\n");
   // A GPU's shared memory of a block; of a core the cache that is nearest to it, which one head does not fit into.
   const bool gpu = stage.place.device == Device::kCuda;
   const double chip_bytes =
@@ -319,7 +320,7 @@ ordered_json masks(LabStage& stage) {
   const int64_t window = lengths.front() / 2;
   stage.out.say(stage.words(LabText::kMasksText));
   if (!stage.out.for_programs())
-    fmt::print(stage.out.words(), "\n{}\n", masks_drawn(lab::blocks_of(8 * kTile, kTile, true), lab::blocks_of(8 * kTile, kTile, true, 2 * kTile)));
+    put(stage.out.words(), "\n" + masks_drawn(lab::blocks_of(8 * kTile, kTile, true), lab::blocks_of(8 * kTile, kTile, true, 2 * kTile)) + "\n");
   struct Mask {
     std::string name;
     bool causal;

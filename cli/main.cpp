@@ -27,6 +27,7 @@
 #include "cli/report_page.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/support.h"
 #include "cli/sweep.h"
 #include "cli/usage_error.h"
@@ -77,7 +78,7 @@ int run_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report_parse_error(app, error);
   }
-  if (app.get_subcommands().empty()) fmt::print("{}", app.help());
+  if (app.get_subcommands().empty()) put(stdout, app.help());
   return exit_code;
 }
 
@@ -86,6 +87,7 @@ int run_command_line(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace fattn::cli;
+  hold_standard_streams();
   if (measures_in_python(argc, argv)) return become_python(argc, argv);
   install_interrupt_handlers();
   int exit_code = kExitBadInput;
@@ -97,9 +99,6 @@ int main(int argc, char** argv) {
     print_error(printable(error.what()));
   }
   // Text that did not reach its reader (a full disk) is no success.
-  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && exit_code == kExitFine) {
-    print_error("cannot write to stdout");
-    exit_code = kExitBadInput;
-  }
+  if (exit_code == kExitFine && !all_was_written()) exit_code = kExitBadInput;
   return exit_code;
 }

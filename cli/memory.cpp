@@ -85,7 +85,7 @@ void add_memory(CLI::App& app, int& exit_code) {
       ->default_str("standard,v1,v2,v3");
   command->option_defaults()->group("Output");
   command->add_flag("--explain", flags->explain, "The line of arithmetic behind every number, and the models in words");
-  command->add_option("--figure", flags->figure, "Draw bytes moved and rooflines as SVG")->type_name("FILE.svg");
+  command->add_option("--figure", flags->figure, "Draw bytes moved and rooflines as SVG")->check(svg_name())->type_name("FILE.svg");
   command->add_option("--json", flags->json, "Write the record (docs/RECORD.md) to a file, or - for stdout")->type_name("FILE|-");
   command->option_defaults()->group("Options");
   flags->output.add_to(*command);

@@ -10,6 +10,7 @@
 
 #include "cli/calibrate.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "lab/chart/terminal_plot.h"
 
 namespace fattn::cli {
@@ -211,7 +212,7 @@ void print_rooflines(const Output& out, const MemoryReport& r, size_t width, boo
     lab::chart::TerminalPlot how;
     how.width = std::min<size_t>(width, 100);
     how.colour = colour;
-    fmt::print(out.words(), "\n{}", lab::chart::terminal_plot(panel, how));
+    put(out.words(), "\n" + lab::chart::terminal_plot(panel, how));
   }
 }
 

@@ -1,4 +1,4 @@
-// Levenshtein's distance; the texts are a few words long.
+// A name that goes on as it was begun, else Levenshtein's distance; the texts are a few words long.
 #include "cli/nearest.h"
 
 #include <algorithm>
@@ -24,6 +24,10 @@ size_t distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest(const std::string& given, const std::vector<std::string>& known) {
+  constexpr size_t kFew = 4;  // letters that say little of how a name goes on
+  if (given.size() >= kFew)
+    for (const std::string& name : known)
+      if (name.starts_with(given)) return name;
   std::string best;
   size_t best_distance = std::min<size_t>(given.size() / 3 + 1, 3);
   for (const std::string& name : known)

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/streams.h"
 #include "cli/table_formats.h"
 #include "cli/table_lines.h"
 #include "cli/terminal.h"
@@ -27,15 +28,11 @@ Output::Output(const OutputFlags& flags, const std::string& json_target) : table
   words_ = for_programs() ? stderr : tables_;
 }
 
-void Output::say(const std::string& text, size_t hanging) const {
-  fmt::print(words_, "{}", laid_out(text, width_of(words_), hanging));
-  std::fflush(words_);
-}
+void Output::say(const std::string& text, size_t hanging) const { put(words_, laid_out(text, width_of(words_), hanging)); }
 
 void Output::say_line(const std::string& text, size_t hanging) const {
   if (is_terminal(words_)) return say(text, hanging);
-  fmt::print(words_, "{}\n", text);
-  std::fflush(words_);
+  put(words_, text + "\n");
 }
 
 void Output::print(const Table& table) {
@@ -54,15 +51,14 @@ void Output::print(const Table& table) {
     text += as_lines(table, {wide_ ? 0 : width, !is_terminal(tables_), colour});
   }
   printed_ = true;
-  fmt::print(tables_, "{}", text);
-  std::fflush(tables_);
+  put(tables_, text);
 }
 
 std::string Output::in(Mood mood, const std::string& text) const { return shows_colour(words_) ? painted(text, mood) : text; }
 
 void print_error(const std::string& text) {
   const std::string line = "fattn: " + text;
-  fmt::print(stderr, "{}", is_terminal(stderr) ? laid_out(line, width_of(stderr), 2) : line + "\n");
+  put(stderr, is_terminal(stderr) ? laid_out(line, width_of(stderr), 2) : line + "\n");
 }
 
 }  // namespace fattn::cli

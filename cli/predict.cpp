@@ -2,10 +2,9 @@
 #include "cli/predict.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -20,6 +19,7 @@
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "lab/held_out.h"
+#include "lab/record_file.h"
 #include "measure/environment.h"
 
 namespace fattn::cli {
@@ -55,15 +55,6 @@ Calibration needed_calibration(const std::string& device) {
   std::optional<Calibration> c = kept_calibration(device, why);
   if (!c) throw std::runtime_error(why);
   return *c;
-}
-
-Json read_record(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw std::runtime_error("cannot read '" + file + "'");
-  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) throw std::runtime_error("'" + file + "' is no JSON, or cut off; give a record that a command wrote with --json");
-  return json;
 }
 
 Json record_of(const char* what, const std::vector<std::string>& flags, const Calibration* c, const std::vector<Scored>& rows) {
@@ -129,7 +120,7 @@ std::string device_of(const Json& record) {
 
 // Without `of_record` the device is what the flags say.
 int predict_record(PredictFlags& flags, bool of_record) {
-  const Json record = read_record(flags.against);
+  const Json record = lab::read_json(flags.against);
   if (of_record) flags.problem.target.device = device_of(record);
   const Calibration calibration = needed_calibration(flags.problem.target.device);
   std::vector<Scored> rows;
@@ -152,8 +143,8 @@ int predict_record(PredictFlags& flags, bool of_record) {
 std::vector<Scored> resumed(const PredictFlags& flags, const std::vector<measure::ProblemSpec>& specs, const Json& head,
                             const lab::Predictor& predictor) {
   std::vector<Scored> rows;
-  if (!flags.resume || !std::ifstream(flags.json)) return rows;
-  const Json before = read_record(flags.json);
+  if (!flags.resume || access(flags.json.c_str(), F_OK) != 0) return rows;
+  const Json before = lab::read_json(flags.json);
   const bool same = before.is_object() && before.value("fattn_predict", 0) == 1 && before.contains("held_out") && before["held_out"] == head &&
                     before.contains("rows") && before["rows"].is_array();
   if (!same) throw std::runtime_error("'" + flags.json + "' is of other flags or another machine; name another file, or leave --resume out");

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <variant>
 
 #include "cli/presets.h"
@@ -40,7 +39,7 @@ std::string take_preset(std::string& name) {
     return {};
   }
   const std::string near = nearest_preset(name);
-  return "there is no preset '" + printable(name, 40) + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") + "; `--preset list` shows all";
+  return "there is no preset '" + printable(name, 40) + "'; `--preset list` shows all" + (near.empty() ? "" : "; did you mean '" + near + "'?");
 }
 
 // "90" (seconds), "45s", "90m", "6h", "2d" as seconds.
@@ -187,8 +186,7 @@ void ProblemFlags::add_to(CLI::App& command, bool presets) {
       ->type_name("TIME");
   own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
-      ->transform(CLI::AsSizeValue(true).description(""))
-      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
+      ->transform(byte_size(0, "0 or more"))
       ->type_name("SIZE");
   command.option_defaults()->group("Output");
   command.add_option("--json", json_, "Write the record (docs/RECORD.md) to a file, or - for stdout")->type_name("FILE|-");

@@ -11,6 +11,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 
 namespace fattn::cli {
@@ -81,8 +82,7 @@ void Progress::wipe() {
 
 void Progress::say(const std::string& text) {
   const std::lock_guard lock(mutex_);
-  fmt::print(stderr, "{}{}: {}\n", visible_ ? "\r\x1b[K" : "", label_, printable(text, 600));
-  std::fflush(stderr);
+  put(stderr, fmt::format("{}{}: {}\n", visible_ ? "\r\x1b[K" : "", label_, printable(text, 600)));
   if (visible_) draw(Clock::now());
 }
 
@@ -103,8 +103,7 @@ void Progress::draw(Clock::time_point now) {
   }
   const size_t width = std::min(notes_.empty() ? kWidth : kWidthBesideNotes, columns - std::min(columns, others()));
   const auto filled = static_cast<size_t>(static_cast<double>(width) * time_.share());
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {}", label_, std::string(filled, '#'), std::string(width - filled, '.'), text);
-  std::fflush(stderr);
+  put(stderr, fmt::format("\r\x1b[K{} [{}{}] {}", label_, std::string(filled, '#'), std::string(width - filled, '.'), text));
 }
 
 }  // namespace fattn::cli

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <stdexcept>
 
 #include "cli/contestants.h"
@@ -235,7 +236,9 @@ SweepSetup set_up(SweepFlags& flags) {
   }
   if (!flags.figure.empty() && !flags.figure.ends_with(".svg")) {
     std::error_code error;
-    if (std::filesystem::exists(flags.figure, error) && !std::filesystem::is_directory(flags.figure, error))
+    const std::string end = std::filesystem::path(flags.figure).extension().string();
+    const bool is_picture = std::set<std::string>{".png", ".pdf", ".jpg", ".jpeg", ".bmp", ".gif", ".eps", ".webp", ".tiff"}.count(end) > 0;
+    if (!std::filesystem::is_directory(flags.figure, error) && (is_picture || std::filesystem::exists(flags.figure, error)))
       refuse_flag("--figure", "'" + printable(flags.figure, 80) + "' is neither a folder nor the name of an .svg file");
   }
   return setup;

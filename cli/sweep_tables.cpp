@@ -7,6 +7,7 @@
 
 #include "cli/report.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "lab/chart/quantity.h"
@@ -69,7 +70,7 @@ void print_plot(const Output& out, const lab::Sweep& sweep, const std::string& p
   for (lab::chart::Line& line : panel.lines) line.name = printable(line.name, 40);
   const size_t width = std::min(width_of(out.words()), kPlotWidth);
   const std::string plot = lab::chart::terminal_plot(panel, {width, kPlotHeight, shows_colour(out.words())});
-  if (!plot.empty()) fmt::print(out.words(), "\n{}", plot);
+  if (!plot.empty()) put(out.words(), "\n" + plot);
 }
 
 // Beside what the documents say of another machine.

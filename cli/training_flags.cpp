@@ -94,8 +94,7 @@ void add_how(CLI::App& command, TrainingFlags& f) {
   command.add_flag("--deterministic", f.options.deterministic,
                    "The same bits on every run, whatever that costs; attention on a GPU has others without it (on the CPU always the same)");
   command.add_option("--memory-limit", f.memory_limit, "Refuse what needs more than this, e.g. 16GiB; 0: what is available")
-      ->transform(CLI::AsSizeValue(true).description(""))
-      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
+      ->transform(byte_size(0, "0 or more"))
       ->type_name("SIZE");
   command.add_flag("--memory", f.memory, "Print the memory that it would take, and end");
 }
@@ -117,7 +116,7 @@ void add_kept(CLI::App& command, TrainingFlags& f) {
       ->type_name("N")
       ->capture_default_str();
   command.option_defaults()->group("Output");
-  command.add_option("--figure", f.figure, "Draw the loss here too, as SVG")->type_name("FILE");
+  command.add_option("--figure", f.figure, "Draw the loss here too, as SVG")->check(svg_name())->type_name("FILE.svg");
   command
       .add_option("--track-precision", f.track,
                   "Look at every tensor of every step, and write a line of JSON for each that its dtype does not hold; slower")

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <limits>
 
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
@@ -39,8 +38,7 @@ void GroupFlags::add_to(CLI::App& command) {
       ->type_name("X")
       ->capture_default_str();
   command.add_option("--bucket", bucket, "Gradients that are summed over processes at a time, while the backward pass goes on")
-      ->transform(CLI::AsSizeValue(true).description(""))
-      ->check(CLI::Range(uint64_t{4}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
+      ->transform(byte_size(4, "4 bytes or more"))
       ->type_name("SIZE")
       ->default_str("25MiB");
 }

@@ -12,6 +12,7 @@
 #include "cli/nearest.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
+#include "cli/words.h"
 
 namespace fattn::cli {
 namespace {
@@ -61,21 +62,42 @@ std::string unknown_argument(const CLI::App& app, const std::string& full_name) 
   return text;
 }
 
+// CLI11 says what it counted; `command` is the innermost one that was given. What is not known here stays as it is.
+std::string in_our_words(const CLI::App& command, const std::string& name, const CLI::ParseError& error) {
+  const std::string said = error.what(), required = " is required", missing = " missing", value_of = " required ",
+                    twice = ": At Most 1 required but received ";
+  if (said == "A subcommand" + required) return fmt::format("{} needs a command: {}", name, any_of(commands_of(command)));
+  const size_t colon = said.find(": ");
+  if (const size_t value = said.find(value_of); value != std::string::npos && colon < value && said.ends_with(missing)) {
+    const size_t begin = value + value_of.size();
+    std::string wanted = said.substr(begin, said.size() - missing.size() - begin);  // "N:a whole number, 1 or more"
+    if (const size_t at = wanted.find(':'); at != std::string::npos) wanted.replace(at, 1, ", ");
+    return fmt::format("{} needs a value behind it: {}", said.substr(0, colon), wanted);
+  }
+  if (colon != std::string::npos && said.compare(colon, twice.size(), twice) == 0)
+    return fmt::format("{} is given {} times; give it once", said.substr(0, colon), said.substr(colon + twice.size()));
+  if (said.ends_with(required))
+    if (const CLI::Option* option = command.get_option_no_throw(said.substr(0, said.size() - required.size())))
+      return fmt::format("{}: {}", said, option->get_description());
+  return said;
+}
+
 }  // namespace
 
 int report_parse_error(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == kExitFine) return app.exit(error);  // --help, --version
 
   std::string name = app.get_name(), unknown = unknown_argument(app, name);
+  const CLI::App* at = &app;
   // Down the commands that were given: fattn, cache, warm.
-  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+  while (!at->get_subcommands().empty()) {
     at = at->get_subcommands().front();
     name += " " + at->get_name();
     if (unknown.empty()) unknown = unknown_argument(*at, name);
   }
   const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
   const bool about_names = is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError);
-  print_error(fmt::format("{}\nSee `{} --help`.", about_names && !unknown.empty() ? unknown : printable(error.what()), name));
+  print_error(fmt::format("{}\nSee `{} --help`.", about_names && !unknown.empty() ? unknown : printable(in_our_words(*at, name, error)), name));
   return kExitBadInput;
 }
 

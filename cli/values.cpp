@@ -63,6 +63,32 @@ CLI::Validator number(double least, double most) {
       "a number" + std::string(ends ? " " : ", ") + range);
 }
 
+CLI::Validator byte_size(uint64_t least, const std::string& allowed) {
+  return CLI::Validator(
+      [least, allowed](std::string& text) -> std::string {
+        const std::string wanted = "; allowed: " + allowed + ", with a unit, as 512MiB or 16GiB";
+        char* end = nullptr;
+        const double number = std::strtod(text.c_str(), &end);
+        std::string unit;
+        for (const char* c = end; *c != '\0'; ++c)
+          if (*c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*c)));
+        if (end == text.c_str() || !std::isfinite(number)) return in_quotes(text) + " is no size" + wanted;
+        double bytes = number;
+        if (!unit.empty() && unit != "b") {
+          const size_t power = std::string("kmgtpe").find(unit[0]);
+          const std::string rest = unit.substr(1);
+          if (power == std::string::npos || (!rest.empty() && rest != "b" && rest != "i" && rest != "ib"))
+            return in_quotes(text) + " has a unit that is not known" + wanted;
+          bytes *= std::pow(rest.rfind('i', 0) == 0 ? 1024.0 : 1000.0, static_cast<double>(power + 1));
+        }
+        if (!(bytes >= static_cast<double>(least) && bytes <= static_cast<double>(kNoEnd)))
+          return fmt::format("{}{} is not in range{}", printable(text, 40), unit.empty() && number > 0 ? " bytes" : "", wanted);
+        text = fmt::format("{:.0f}", bytes);
+        return "";
+      },
+      "");
+}
+
 CLI::Validator one_of(std::vector<std::string> names, std::vector<std::pair<std::string, std::string>> also) {
   const std::string words = any_of(names);
   return CLI::Validator(
@@ -101,6 +127,14 @@ CLI::Validator one_dtype_of(std::vector<std::string> names) {
                                                                                               {"f64", "fp64"}})
     if (std::find(names.begin(), names.end(), name) != names.end()) also.emplace_back(other, name);
   return one_of(std::move(names), std::move(also));
+}
+
+CLI::Validator svg_name() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        return text.ends_with(".svg") ? "" : in_quotes(text) + " is not the name of an .svg file; figures are SVG, which browsers show";
+      },
+      "");
 }
 
 CLI::Validator in_words(const std::string& words) {

@@ -1,7 +1,9 @@
 // Every key that changes what is computed is read or refused; the others are the business of transformers.
 #include "gpt2/config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -137,7 +139,24 @@ Config parse_config(std::string_view text) {
   return c;
 }
 
+void require_model_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const std::string shown = "'" + files::printable(folder) + "'";
+  constexpr const char* kWanted = "; give a model's folder, which has config.json and model.safetensors";
+  if (!fs::exists(folder, error)) throw Error("there is no folder " + shown + kWanted);
+  if (!fs::is_directory(folder, error)) throw Error(shown + " is no folder" + kWanted);
+  if (fs::exists(fs::path(folder) / "config.json", error)) return;
+  if (!fs::exists(fs::path(folder) / "training.json", error)) throw Error(shown + " has no config.json" + kWanted);
+  std::string last;  // their numbers have leading zeros
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    if (const std::string name = at->path().filename().string(); name.rfind("step-", 0) == 0) last = std::max(last, name);
+  if (last.empty()) throw Error(shown + " is a training run that has no checkpoint yet" + kWanted);
+  throw Error(shown + " is a training run; give one of its checkpoints: '" + files::printable((fs::path(folder) / last).string()) + "'");
+}
+
 Config read_config(const std::string& folder) {
+  require_model_folder(folder);
   const std::string path = folder + "/config.json";
   try {
     return parse_config(files::read_whole(path, kMostBytes));

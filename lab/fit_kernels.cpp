@@ -167,7 +167,10 @@ KernelTimes fit_kernels(const FitOptions& options) {
   times.seconds = seconds_since(start);
   measuring.take_reach(times);
   for (const auto& [name, family] : samples)
-    if (family.size() >= family.front().work.amounts.size() + 2) times.families[name] = fit_family(family, expected_of(name, options));
+    if (family.size() >= family.front().work.amounts.size() + 2)
+      times.families[name] = fit_family(family, expected_of(name, options));
+    else
+      times.too_few[name] = static_cast<int>(family.size());
   return times;
 }
 

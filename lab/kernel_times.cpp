@@ -120,10 +120,13 @@ Json to_json(const KernelTimes& times) {
     families[name] = {
         {"samples", family.samples}, {"mean_error_fraction", family.mean_error}, {"error_90_fraction", family.error_90}, {"seconds_each", each}};
   }
+  Json too_few = Json::object();
+  for (const auto& [name, calls] : times.too_few) too_few[name] = calls;
   return {{"seconds", times.seconds},
           {"reach_fraction", times.reach ? Json(*times.reach) : Json(nullptr)},
           {"reach_calls", times.reach_calls},
-          {"families", families}};
+          {"families", families},
+          {"too_few", too_few}};
 }
 
 KernelTimes kernel_times_from_json(const Json& json) {
@@ -133,6 +136,10 @@ KernelTimes kernel_times_from_json(const Json& json) {
   if (json.contains("reach_fraction") && !json["reach_fraction"].is_null()) {  // records from before lack it
     times.reach = finite(json, "reach_fraction", 1e-6, kMost);
     times.reach_calls = static_cast<int>(finite(json, "reach_calls", 1, 1e6));
+  }
+  if (json.contains("too_few")) {  // records from before lack it
+    if (!json["too_few"].is_object()) throw std::invalid_argument("its 'too_few' is no object");
+    for (const auto& [name, calls] : json["too_few"].items()) times.too_few[name] = static_cast<int>(finite(json["too_few"], name.c_str(), 0, 1e6));
   }
   if (!json.contains("families") || !json["families"].is_object()) throw std::invalid_argument("it has no 'families'");
   for (const auto& [name, object] : json["families"].items()) {

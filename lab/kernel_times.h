@@ -39,7 +39,8 @@ FamilyTimes fit_family(const std::vector<TimedWork>& samples, const std::map<std
 
 struct KernelTimes {
   std::map<std::string, FamilyTimes> families;
-  double seconds = 0;  // that measuring took
+  std::map<std::string, int> too_few;  // calls of families that have no constants, as more are needed
+  double seconds = 0;                  // that measuring took
   // The share of their time that the machine's ceilings (lab/ceiling.h) account for in the best hundredth of the library's calls, and of how many.
   std::optional<double> reach;
   int reach_calls = 0;

@@ -70,7 +70,11 @@ Prediction Predictor::of(const ProblemSpec& spec, Pass pass) const {
   }
   const FamilyTimes* family = times_.of(p.family);
   if (!family) {
-    p.unknown = "the calibration has no constants of '" + p.family + "'; `fattn calibrate --force` times what this machine can compute";
+    p.unknown =
+        shape.algorithm == Algorithm::kV1
+            ? "algorithm v1 is there to compare with, and `fattn calibrate` does not time it; `fattn bench --algorithm v1` does"
+            : "the calibration has no constants of '" + p.family +
+                  "', which it timed too seldom; on a quiet machine, or with --kernel-seconds 120, `fattn calibrate --force` times more calls";
     return p;
   }
   constexpr double kLeast = 0.03;  // a machine is hardly steadier

@@ -45,6 +45,13 @@ std::string machine_of(const Json& environment, const measure::Placement& place)
   return fmt::format("{} {}, {} threads, {}", text(cpu, "vendor"), text(cpu, "model"), number(cpu, "usable_threads"), text(cpu, "isa_default"));
 }
 
+// By this library: "fattn", "standard" of it, or an algorithm that was asked for by its name.
+bool computed_here(const Json& row) {
+  const std::string provider = text(row, "provider"), algorithm = text(row, "algorithm");
+  if (provider == "fattn" || provider == name_of(Algorithm::kStandard)) return true;
+  return provider == algorithm && (provider == name_of(Algorithm::kV1) || provider == name_of(Algorithm::kV2) || provider == name_of(Algorithm::kV3));
+}
+
 // Of a row, where and how it was computed.
 Options options_of(const Json& row, const measure::Placement& place) {
   Options options;
@@ -187,8 +194,7 @@ std::vector<Scored> score_record(const Json& record, const Json& environment_her
   std::vector<Scored> scored;
   for (const Json& row : record["rows"]) {
     if (!row.is_object()) throw RecordError("a row is no object");
-    const std::string provider = text(row, "provider");
-    if ((provider != "fattn" && provider != "standard") || text(row, "status") != "ok" || !(number(row, "time_median_s") > 0)) continue;
+    if (!computed_here(row) || text(row, "status") != "ok" || !(number(row, "time_median_s") > 0)) continue;
     const bool on_gpu = text(row, "device").rfind("cuda", 0) == 0 || text(row, "backend") == name_of(Backend::kCuda);
     if (on_gpu != (place.device == Device::kCuda)) continue;
     std::optional<Pass> pass;

@@ -58,7 +58,7 @@ std::string kind_of(const Json& record) {
 }
 
 const Json* JsonPart::find(std::string_view key) const {
-  if (!json_->is_object()) throw RecordError(name_ + " is " + what_is(*json_) + "; an object is wanted there");
+  if (!json_->is_object()) throw RecordError((name_.empty() ? "the whole" : name_) + " is " + what_is(*json_) + "; an object is wanted there");
   const auto at = json_->find(std::string(key));
   return at == json_->end() || at->is_null() ? nullptr : &*at;
 }

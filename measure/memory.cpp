@@ -75,7 +75,7 @@ Pages& Pages::operator=(Pages&& other) noexcept {
 int64_t checked_product(int64_t a, int64_t b, const std::string& what) {
   int64_t product = 0;
   if (__builtin_mul_overflow(a, b, &product))
-    throw Failure(Status::kOutOfMemory, what + " has more bytes than any machine can address; choose smaller sizes");
+    throw Failure(Status::kOutOfMemory, what + ": more bytes than any machine can address; choose smaller sizes");
   return product;
 }
 
@@ -90,7 +90,8 @@ void require_memory(int64_t bytes, int64_t limit_bytes, const std::string& what)
   if (bytes <= allowed) return;
   const bool by_limit = limit_bytes > 0 && allowed == limit_bytes;
   throw Failure(Status::kOutOfMemory, what + " needs " + mebibytes(static_cast<double>(bytes)) + "; " +
-                                          (by_limit ? "--memory-limit allows " : "available are ") + mebibytes(static_cast<double>(allowed)));
+                                          (by_limit ? "--memory-limit allows " : "available are ") + mebibytes(static_cast<double>(allowed)) +
+                                          "; choose smaller sizes");
 }
 
 ResidentPeak::ResidentPeak() {

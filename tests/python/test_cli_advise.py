@@ -75,6 +75,7 @@ def test_when(fattn, tmp_path):
     [
         ([], "--gpu-memory"),
         (["--gpu-memory", "0"], "--gpu-memory"),
+        (["--gpu-memory", "16"], "--gpu-memory: 16 bytes is not in range; allowed: 1MiB or more, with a unit, as 512MiB or 16GiB"),
         (["--gpu-memory", "16GiB", "--model", "midium"], "did you mean 'medium'"),
         (["--gpu-memory", "16GiB", "--model", "params=-3"], "params"),
         (["--gpu-memory", "16GiB", "--peak", "1e12"], "--bandwidth"),

@@ -62,7 +62,7 @@ def test_damaged_entries_are_listed_and_cleared(fattn, folder):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        (["cache"], "A subcommand is required"),
+        (["cache"], "fattn cache needs a command: list, path, clear, warm or pack"),
         (["cache", "lits"], "fattn cache has no command 'lits'; did you mean 'list'?"),
         (["cache", "warm", "--acrh", "80"], "fattn cache warm has no flag '--acrh'; did you mean '--arch'?"),
         (["cache", "list", "surplus"], "fattn cache list has no argument 'surplus'"),

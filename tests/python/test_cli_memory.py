@@ -132,6 +132,7 @@ def test_bad_input(fattn, bare, tmp_path, flags, words):
 def test_no_record_where_it_cannot_be_written(fattn, bare):
     assert "/nonexistent" in fattn.refuses("memory", *SMALL, "--json", "/nonexistent/x.json", env=bare)
     assert "/nonexistent" in fattn.refuses("memory", *SMALL, "--figure", "/nonexistent/x.svg", env=bare)
+    assert "'x.png' is not the name of an .svg file" in fattn.refuses("memory", *SMALL, "--figure", "x.png", env=bare)
 
 
 def test_another_machines_calibration_is_not_used(fattn, calibrated, tmp_path):

@@ -1,6 +1,7 @@
 """fattn predict: memory without a calibration, time from one, whose arithmetic is checked here; records scored; held-out shapes, stopped and gone on with."""
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -97,6 +98,20 @@ def test_against_a_record(fattn, env, measured, tmp_path):
     assert "cut off" in fattn.refuses("predict", "--against", bench, env=env)
     bench.write_text("{}")
     assert "no record" in fattn.refuses("predict", "--against", bench, env=env)
+    assert "cannot be read: Is a directory" in fattn.refuses("predict", "--against", tmp_path, env=env)
+
+
+def test_against_a_race_of_algorithms(fattn, env, tmp_path):
+    """Each that this library computed counts: rows of v2 are predicted, of v1, which no calibration times, the reason is said."""
+    race = tmp_path / "race.json"
+    fattn("compare", *PROBLEM, "--no-grad", "--algorithm", "standard,v1,v2", "--repeats", "2", "--min-time", "0", "--max-time", "0.1", "--warmup", "0", "--json", race, env=env)
+    record = fattn.json("predict", "--against", race, env=env)
+    standard, v1, v2 = record["rows"]
+    assert "cpu standard" in standard["kernel"] and "cpu v1" in v1["kernel"] and "cpu v2" in v2["kernel"]
+    assert v2["predicted_s"] > 0 and record["scores"]["fwd"]["count"] == 1
+    assert "fattn bench --algorithm v1" in v1["unknown"] and "--kernel-seconds" in standard["unknown"]
+    alone = fattn("predict", *PROBLEM, "--algorithm", "v1", env=env).stdout
+    assert "fattn bench --algorithm v1" in " ".join(alone.split())
 
 
 def test_held_out_shapes_and_going_on(fattn, env, tmp_path):
@@ -130,7 +145,7 @@ def test_what_is_refused(fattn, env, bare):
     assert "problems of its own" in fattn.refuses("predict", "--held-out", "2", "--batch", "3", env=env)
     assert "fattn calibrate" in fattn.refuses(*HELD_OUT, env=bare)
     assert "needs --json FILE" in fattn.refuses(*HELD_OUT, "--resume", env=env)
-    assert "cannot read" in fattn.refuses("predict", "--against", "/nonexistent", env=env)
+    assert "cannot be read: No such file" in fattn.refuses("predict", "--against", "/nonexistent", env=env)
     fattn.refuses("predict", "--held-out", "0", env=env)
     fattn.refuses("predict", "--headdim", "-1", env=env)
 
@@ -139,6 +154,11 @@ def test_constants_are_measured(fattn, bare):
     fattn("calibrate", "--repeats", "1", "--kernel-seconds", "1.5", env=bare)
     record = json.loads(fattn("calibrate", "--show", "--json", "-", env=bare).stdout)
     schema_of(record).validate(record)
+    said = " ".join(fattn("calibrate", "--show", env=bare).stdout.split())
+    seldom = record["kernels"]["too_few"]
+    assert seldom and not seldom.keys() & record["kernels"]["families"].keys()
+    assert f"{len(seldom)} of {len(seldom) + len(record['kernels']['families'])} families of kernels were called too few times" in said
+    assert re.search(r"with --kernel-seconds \d+, `fattn calibrate --force` makes more calls", said)
     assert record["kernels"]["seconds"] >= 1.5 and all(family["samples"] > 1 for family in record["kernels"]["families"].values())
     record["kernels"]["families"] = {"x": {"samples": 1}}
     next(pathlib.Path(bare["FATTN_CACHE_DIR"]).glob("calibration-*.json")).write_text(json.dumps(record))

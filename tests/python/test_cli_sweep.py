@@ -186,6 +186,7 @@ def test_a_terminal_shows_a_plot(fattn, ci, colour):
         (["--preset", "ci", "--over", "batch"], "the preset ci sweeps over seqlen"),
         (["--preset", "ci", "--resume"], "name the record to go on from"),
         (["--preset", "ci", "--figure", "/nonexistent/x.svg"], "cannot be created"),
+        (["--preset", "ci", "--figure", "/nonexistent/x.png"], "neither a folder nor the name of an .svg file"),
         (["--preset", "ci", "--figure", "/dev/null"], "neither a folder nor the name of an .svg file"),
         (["--preset", "ci", "--status", "/nonexistent/x"], "cannot be created"),
     ],

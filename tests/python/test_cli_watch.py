@@ -240,6 +240,11 @@ def test_wrong_values_are_refused(fattn, tmp_path, change):
     assert "is no status file" in fattn.refuses("watch", status_file(tmp_path / "status.json", **change), "--once")
 
 
+def test_a_list_is_no_status_file(fattn, tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    assert "the whole is of type array; an object is wanted there" in fattn.refuses("watch", tmp_path / "list.json", "--once")
+
+
 @pytest.mark.parametrize("text", ["", "\0", "{", "[]", "null", "7", '"x"', '{"fattn_status": 1}', "[" * 5000, '{"a":' * 5000, "\xff\xfe", '{"pid": 1, "pid": 2}', "{" + " " * 70000 + "}"],
                          ids=lambda text: repr(text[:12]))
 def test_no_status_files_are_refused(fattn, tmp_path, text):

@@ -227,6 +227,34 @@ def test_bench(fattn, model):
     assert (record["page_size"], paged["page_size"]) == (0, 16) and len(paged["timings"]) == 2
 
 
+def test_lengths_that_nobody_chose_fit_the_model(fattn, model):
+    """One of 64 positions: fewer than what a GPT-2 of usual size is measured at."""
+    record = fattn.json("gpt2", "bench", model, "--batch", 1, "--seconds", 0)
+    assert {t["context"] for t in record["timings"]} == {64}
+    for flags in ([], ["--sweep"]):
+        record = fattn.json("gpt2", "compare", model, "--batch", 1, "--repeats", 1, *flags)
+        assert [case["seqlen"] for case in record["cases"]] == [64]
+    assert "more than the model's 64 positions" in fattn.refuses("gpt2", "compare", model, "--seqlen", 512)
+
+
+@pytest.mark.parametrize("command", [["generate"], ["eval"], ["info"], ["bench"], ["compare"]])
+def test_folders_that_are_no_model(fattn, tmp_path, command):
+    text = ["x"] if command == ["generate"] else []
+    wanted = "give a model's folder, which has config.json and model.safetensors"
+    for name, words in ((tmp_path / "missing", "there is no folder"), (tmp_path / "empty", "has no config.json"), (tmp_path / "file", "is no folder")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        (tmp_path / "file").write_text("x")
+        error = fattn.refuses("gpt2", *command, name, *text)
+        assert words in error and wanted in error and str(name) in error
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "training.json").write_text("{}")
+    assert "is a training run that has no checkpoint yet" in fattn.refuses("gpt2", *command, run, *text)
+    for step in (500, 1500, 1000):
+        (run / f"step-{step:08}").mkdir()
+    assert f"is a training run; give one of its checkpoints: '{run}/step-00001500'" in fattn.refuses("gpt2", *command, run, *text)
+
+
 def test_bad_input(fattn, model, tmp_path):
     assert "token 258 is not in the model's vocabulary; allowed: 0 to 257" in fattn.refuses("gpt2", "generate", model, "--ids", "258")
     assert "'1x'" in fattn.refuses("gpt2", "generate", model, "--ids", "1x")
