@@ -166,7 +166,7 @@ void refuse_changes(const TrainingFlags& f, const gpt2::RunDescription& before, 
 
 // A step has the same batches however many processes share it.
 void check_shares(const Config& config, const TrainOptions& options, const gpt2::Share& share) {
-  const gpt2::ContextRows rows(config, options.seqlen, options.dropout, {share.context_rank, share.context_ranks});
+  const gpt2::ContextRows rows(config, options.seqlen, {share.context_rank, share.context_ranks});
   if (options.accumulate % share.data_ranks == 0) return;
   const bool whole = share.context_ranks == 1;
   const std::string sharers = whole ? fmt::format("{} processes", share.data_ranks)
@@ -182,7 +182,7 @@ int fullest_rank(const Config& config, const TrainOptions& options, int ranks) {
   int fullest = 0;
   int64_t most = 0;
   for (int rank = 0; rank < ranks; ++rank)
-    if (const int64_t rows = gpt2::ContextRows(config, options.seqlen, options.dropout, {rank, ranks}).count(); rows > most) {
+    if (const int64_t rows = gpt2::ContextRows(config, options.seqlen, {rank, ranks}).count(); rows > most) {
       fullest = rank;
       most = rows;
     }
@@ -201,10 +201,6 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   run.options = merged(f, before.options);
   find_device(f, setup);
   refuse_changes(f, before, run.options);
-  if (run.options.dropout > 0 && setup.share.context_ranks > 1)
-    throw Error(
-        fmt::format("the run has --dropout {}, which attention of sequences that several processes share has not; leave out --context-parallel",
-                    run.options.dropout));
   check_shares(run.config, run.options, setup.share);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);

@@ -93,6 +93,31 @@ TEST_P(ContextSmall, IsOneNetwork) {
     }
 }
 
+// Embeddings, attention and the residual stream drop what one network drops of them: another draw, which drops other elements, is far away.
+TEST_P(ContextSmall, DropsWhatOneNetworkDrops) {
+  Config config = variant(GetParam());
+  config.n_layer = 2;
+  const Beginning start(config);
+  for (const bool documents : {false, true}) {
+    const Text text(config, documents);
+    NetworkOptions options = options_of();
+    options.dropout = 0.2;
+    options.checkpoint_activations = documents;
+    const Compute compute{.threads = 1};
+    Network whole = start.network(options, compute);
+    const Learnt one = learn(whole, text.batch);
+    for (const int ranks : {2, 3, 7}) {
+      const Learnt shared = learn_together(start, options, text.batch, ranks, compute);
+      EXPECT_NEAR(shared.losses.loss, one.losses.loss, 1e-6 * one.losses.loss) << ranks;
+      EXPECT_NEAR(shared.evaluated, one.evaluated, 1e-6 * one.evaluated) << ranks;
+      EXPECT_LE(distance(shared.gradients, one.gradients), 2e-6) << ranks;
+    }
+    options.seed += 1;
+    Network other = start.network(options, compute);
+    EXPECT_GT(distance(learn(other, text.batch).gradients, one.gradients), 0.1);
+  }
+}
+
 // A batch with fewer sequences than there is room for, and one rank, whose network is the plain one.
 TEST(ContextSmall, TakesShortBatches) {
   const Config config = variant("gpt2");
@@ -114,9 +139,12 @@ TEST(ContextSmall, EveryRankHasOtherRows) {
     std::vector<int32_t> all(2 * kSeqlen), seen;
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
     for (int rank = 0; rank < ranks; ++rank) {
-      const ContextRows rows(config, kSeqlen, 0, {rank, ranks});
+      const ContextRows rows(config, kSeqlen, {rank, ranks});
       std::vector<int32_t> mine(static_cast<size_t>(2 * rows.count()), -1);
       rows.take(all.data(), 2, mine.data());
+      std::vector<int32_t> places(mine.size(), -1);
+      rows.places(2, places.data());
+      EXPECT_EQ(places, mine);
       EXPECT_TRUE(std::is_sorted(mine.begin(), mine.end()));
       seen.insert(seen.end(), mine.begin(), mine.end());
     }
@@ -161,19 +189,17 @@ std::string error_of(const Call& call) {
 TEST(ContextSmall, WhatCannotBeIsRefused) {
   const Config config = variant("gpt2");
   const Beginning start(config);
-  const auto said = [&](int rank, int ranks, double dropout) {
+  const auto said = [&](int rank, int ranks) {
     return error_of([&] {
       NetworkOptions options = options_of();
-      options.dropout = dropout;
       options.context = {rank, ranks};
       Network::memory(config, options, {});
     });
   };
-  EXPECT_EQ(said(1, 10, 0), "");
-  EXPECT_NE(said(0, 11, 0).find("21 tokens are too short for 11 processes"), std::string::npos) << said(0, 11, 0);
-  EXPECT_NE(said(0, 11, 0).find("give at most 10"), std::string::npos);
-  EXPECT_NE(said(2, 2, 0).find("rank 2 of 2"), std::string::npos);
-  EXPECT_NE(said(0, 2, 0.1).find("has no dropout"), std::string::npos);
+  EXPECT_EQ(said(1, 10), "");
+  EXPECT_NE(said(0, 11).find("21 tokens are too short for 11 processes"), std::string::npos) << said(0, 11);
+  EXPECT_NE(said(0, 11).find("give at most 10"), std::string::npos);
+  EXPECT_NE(said(2, 2).find("rank 2 of 2"), std::string::npos);
   NetworkOptions options = options_of();
   options.context = {0, 2};
   Network network = start.network(options);

@@ -111,6 +111,7 @@ void two_ranks_give_what_one_gives(bool share_sequences) {
   };
   NetworkOptions options = gpt2::options_of(DType::kF32);
   options.deterministic = true;
+  options.dropout = share_sequences ? 0.1 : 0;
   const auto answers = test::in_children(3, [&](int i) {  // the last one is alone
     return words_of([&]() -> std::string {
       const Beginning start(on_gpu());

@@ -350,6 +350,24 @@ TEST(DropoutSmall, DropsWhatTheReferenceDrops) {
   }
 }
 
+// Rows of a larger matrix that lie elsewhere, in any order, have what is dropped of them there.
+TEST(DropoutSmall, RowsDropWhatTheirPlacesDrop) {
+  const int64_t all = 70, width = 131;
+  const Array x(DType::kF32, static_cast<size_t>(all * width), 1);
+  const std::vector<int32_t> places{5, 6, 7, 8, 9, 31, 32, 69, 0, 16, 17, 18, 24, 40, 13, 13, 2, 61};
+  const auto rows = static_cast<int64_t>(places.size());
+  Array taken(DType::kF32, static_cast<size_t>(rows * width));
+  const auto row_of = [&](const Array& from, int64_t row) { return from.as<float>() + row * width; };
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(row_of(x, places[static_cast<size_t>(r)]), width, row_of(taken, r));
+  for (const Device& on : {kExact, Device{Place::kCpu, Isa::kAuto, 1}, Device{Place::kCpu, Isa::kAuto, 3}}) {
+    Array whole(DType::kF32, x.count), part(DType::kF32, taken.count);
+    run(Dropout{all, width, 0.5}, on, {all, x.as<float>(), nullptr, whole.as<float>(), 77, 9});
+    run(Dropout{rows, width, 0.5}, on, {rows, taken.as<float>(), nullptr, part.as<float>(), 77, 9, nullptr, places.data()});
+    for (int64_t r = 0; r < rows; ++r)
+      EXPECT_EQ(std::memcmp(row_of(part, r), row_of(whole, places[static_cast<size_t>(r)]), static_cast<size_t>(width) * sizeof(float)), 0) << r;
+  }
+}
+
 TEST(OpsTrainingErrors, SayWhatIsAllowed) {
   EXPECT_THROW((Plan<Product>(Product{1, 0, 5}, {})), fattn::Error);
   EXPECT_THROW((Plan<Product>(Product{1, 5, 5, false, false, DType::kF64}, {})), fattn::Error);

@@ -215,6 +215,20 @@ TEST_F(TrainingRowsAloneGpu, Dropout) {
     run(Dropout{2, 16, 0.5}, kGpu, {2, to[0].as<float>() + 1, nullptr, to[0].as<float>() + 1, 7, 5});
   });
   expect_near(got, expected, 0);
+  // Rows whose places are elsewhere.
+  const std::vector<int32_t> places{5, 6, 7, 8, 9, 31, 32, 69, 0, 16, 17, 18, 24, 40, 13, 13, 2, 61};
+  const OnDevice on_places(places);
+  const auto rows = static_cast<int64_t>(places.size());
+  for (const int64_t width : {130, 131}) {
+    const Array ones(DType::kF32, size(rows * width), 1);
+    Array dropped(DType::kF32, size(rows * width)), found = dropped;
+    run(Dropout{rows, width, 0.5}, kReference, {rows, ones.as<float>(), nullptr, dropped.as<float>(), 7, 5, nullptr, places.data()});
+    const OnDevice on_ones(ones);
+    twice({&found}, [&](const std::vector<OnDevice>& to) {
+      run(Dropout{rows, width, 0.5}, kGpu, {rows, on_ones.as<float>(), nullptr, to[0].as<float>(), 7, 5, nullptr, on_places.as<int32_t>()});
+    });
+    expect_near(found, dropped, 0);
+  }
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 
     tools/bench_ring.py --ranks 2 --json docs/results/h200-ring.json
 
-Every method is checked against one rank first. A share is the rate of each rank as a part of what one rank alone has with as many rows."""
+Every method is checked against one rank first, and so is the schedule of ring-flash-attn on the same kernels, which is timed beside ours. A share is the rate of
+each rank as a part of what one rank alone has with as many rows."""
 import argparse
 import datetime
 import json
@@ -14,15 +15,19 @@ import sys
 
 import compact_records
 
+PEER = "ring_flash"  # tools/ring_flash_schedule.py
 SHAPES = {
     "32K a rank, 16 heads": {"rows": 32768, "nheads": 16},
     "8K a rank, 32 / 8 heads": {"rows": 8192, "nheads": 32, "nheads_k": 8},
     "8K a rank, 32 / 8 heads, unchecked": {"rows": 8192, "nheads": 32, "nheads_k": 8, "check": False},
     "8K a rank, 32 / 8 heads, gathered": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "all_gather"},
     "8K a rank, 32 / 8 heads, ulysses": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": "ulysses"},
+    "32K a rank, 16 heads, the schedule of ring-flash-attn": {"rows": 32768, "nheads": 16, "method": PEER},
+    "8K a rank, 32 / 8 heads, the schedule of ring-flash-attn": {"rows": 8192, "nheads": 32, "nheads_k": 8, "method": PEER},
     "512K a rank, 8 heads": {"rows": 2**19, "nheads": 8},
 }
-ON_CPU = {"512 a rank, 4 / 2 heads": {"rows": 512, "nheads": 4, "nheads_k": 2}}
+ON_CPU = {"512 a rank, 4 / 2 heads": {"rows": 512, "nheads": 4, "nheads_k": 2},
+          "512 a rank, 4 / 2 heads, the schedule of ring-flash-attn": {"rows": 512, "nheads": 4, "nheads_k": 2, "method": PEER}}
 HEADDIM = 128
 
 
@@ -31,6 +36,7 @@ def as_rank(args: argparse.Namespace) -> int:
     import torch
     import torch.distributed as distributed
     from fattn.distributed._bench import TOLERANCE, bench, largest_error
+    from ring_flash_schedule import ring_flash_attention
 
     cuda = args.device == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -40,14 +46,17 @@ def as_rank(args: argparse.Namespace) -> int:
     dtype = torch.bfloat16 if cuda else torch.float32
     shapes = SHAPES if cuda else ON_CPU
     for method in dict.fromkeys(shape.get("method", "ring") for shape in shapes.values()):
-        errors = largest_error(910 * distributed.get_world_size() + 1, 8, 8, HEADDIM, dtype, device, method=method, causal=True)
+        if method == PEER:
+            errors = largest_error(910 * distributed.get_world_size(), 8, 8, HEADDIM, dtype, device, ring_flash_attention, causal=True)
+        else:
+            errors = largest_error(910 * distributed.get_world_size() + 1, 8, 8, HEADDIM, dtype, device, method=method, causal=True)
         if not all(error <= TOLERANCE[dtype] for error in errors.values()):
             print(f"method {method} is wrong: {errors}", file=sys.stderr)
             return 1
     for name, shape in shapes.items():
         options = {"method": "ring", "check": True} | shape
         record = bench(options["rows"], options["nheads"], options.get("nheads_k", options["nheads"]), HEADDIM, dtype, device, True, options["method"], "zigzag",
-                       options["check"], args.seconds)
+                       options["check"], args.seconds, function=ring_flash_attention if options["method"] == PEER else None)
         if distributed.get_rank() == 0:
             print(json.dumps({"name": name} | record), flush=True)
     distributed.barrier()

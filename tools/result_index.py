@@ -16,6 +16,7 @@ WORDS = {
     "h200-gpt2-two-gpus": "`tools/bench_gpt2_training.py --device cuda --ranks 2`: [GPT2](../GPT2.md#many-gpus)",
     "cpu-gpt2-training": "`tools/bench_gpt2_training.py`: 200 steps beside transformers: [GPT2](../GPT2.md#a-small-model)",
     "h200-ring": "`tools/bench_ring.py --ranks 2`: ring attention on two GPUs",
+    "cpu-ring-errors": "`fattn.distributed check --errors`: ring attention's errors over those of one process",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
     "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",

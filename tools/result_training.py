@@ -63,8 +63,18 @@ def ring(name):
     return grid(["rows a GPU, heads", "forward, TFLOP/s", "and backward", "forward, ms", "and backward", "agreement", "transfer", "memory"], lines)
 
 
+def ring_errors(name):
+    """By dtype and mask the greatest ratios of all methods and layouts."""
+    rows, lines = load(name)["rows"], []
+    for dtype, mask in dict.fromkeys((row["dtype"], row["mask"]) for row in rows):
+        mine = [row for row in rows if (row["dtype"], row["mask"]) == (dtype, mask)]
+        greatest = {kind: [max(row[tensor][kind] for row in mine) for tensor in ("o", "dq", "dk", "dv")] for kind in ("rms_ratio", "largest_ratio")}
+        lines.append([dtype, mask, *(f"{a:.2f}, {b:.2f}" for a, b in zip(*greatest.values()))])
+    return grid(["dtype", "mask", "o", "dq", "dk", "dv"], lines)
+
+
 def blocks():
     """By page its marks with what stands between them."""
     return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training"),
                          "training-gpus": several_gpus("h200-gpt2-two-gpus")},
-            "ring": {"ring": ring("h200-ring")}}
+            "ring": {"ring": ring("h200-ring"), "ring-errors": ring_errors("cpu-ring-errors")}}

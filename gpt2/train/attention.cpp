@@ -13,7 +13,7 @@ TrainingAttention::TrainingAttention(const Config& config, const NetworkOptions&
     : config_(config),
       options_(options),
       gpu_(compute.gpu),
-      held_(config, options.seqlen, options.dropout, options.context),
+      held_(config, options.seqlen, options.context),
       transport_(options.context, compute.gpu ? Device::kCuda : Device::kCpu, compute.gpu.value_or(0)) {
   copying_.cpu_isa = compute.isa;
   copying_.num_threads = compute.threads;

@@ -17,13 +17,15 @@ struct Context {
 
 class ContextRows {
  public:
-  // Throws Error where a rank would have no rows, or what is asked for cannot be had of several processes.
-  ContextRows(const Config& config, int64_t seqlen, double dropout, const Context& context);
+  // Throws Error where a rank would have no rows.
+  ContextRows(const Config& config, int64_t seqlen, const Context& context);
 
   const RingSequence& sequence() const { return sequence_; }
   int64_t count() const { return count_; }  // of each sequence
   // Of (sequences, seqlen) numbers those of this process's rows, (sequences, count()).
   void take(const int32_t* from, int64_t sequences, int32_t* to) const;
+  // Where these rows are among all of a batch.
+  void places(int64_t sequences, int32_t* to) const;
   // Of (sequences, seqlen) targets those of this process's rows that are not -1.
   int64_t targets(const int32_t* from, int64_t sequences) const;
 

@@ -52,6 +52,7 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
     host_.attention[2 * i] = static_cast<int64_t>(o.seed);
     host_.attention[2 * i + 1] = static_cast<int64_t>(first + i * heads);
   }
+  if (plans_.places_rows()) held.places(o.sequences, host_.places);
   if (space_.on_gpu()) {
     const auto* begin = reinterpret_cast<const std::byte*>(host_.scale);
     const auto* end = reinterpret_cast<const std::byte*>(batch.documents ? host_.documents + all : host_.positions + all);
@@ -62,7 +63,7 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
 
 void Passes::drop(DropPlace place, int64_t i, const float* x, const float* add, float* to) const {
   const uint64_t stream = place == DropPlace::kEmbedding ? 0 : 2 * static_cast<uint64_t>(i) + (place == DropPlace::kAttention ? 1 : 2);
-  run(plans_.dropout, {plans_.rows(), x, add, to, 0, stream, places_.in.dropout});
+  run(plans_.dropout, {plans_.rows(), x, add, to, 0, stream, places_.in.dropout, places_.in.places});
 }
 
 TrainingAttention::Call Passes::attention(int64_t i, const Call& call) const {

@@ -93,6 +93,7 @@ size_t NetworkPlans::place_inputs(std::byte* begin, Inputs& in) const {
   take(in.scale, 1);
   take(in.dropout, 2);
   take(in.attention, 2 * config.n_layer);
+  if (places_rows()) take(in.places, rows());
   for (int32_t** numbers : {&in.ids, &in.targets, &in.positions, &in.documents}) take(*numbers, rows());
   return blocks.total();
 }

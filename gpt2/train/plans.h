@@ -25,6 +25,8 @@ struct NetworkPlans {
   size_t state_bytes() const { return static_cast<size_t>(layout.size()) * sizeof(float); }  // of one of the flat arrays
   // On a GPU the products of a gradient of the residual stream take it rounded: LayerNorm's gradient leaves it so, unless dropout comes between.
   bool rounds() const { return on_gpu && options.dtype != DType::kF32 && options.dropout == 0; }
+  // Whether dropout is told which rows of a batch this process has.
+  bool places_rows() const { return options.dropout > 0 && options.context.ranks > 1; }
   size_t weight_bytes() const;  // 0 in fp32: the master weights are read
   std::vector<TrainingMemory> memory() const;
 
@@ -59,6 +61,7 @@ struct NetworkPlans {
     double* scale = nullptr;       // of the loss
     uint64_t* dropout = nullptr;   // seed, and the pass's first stream
     int64_t* attention = nullptr;  // of each layer: seed and offset
+    int32_t* places = nullptr;     // of rows among those of the batch, where dropout draws numbers; null: they are all of them, or nothing is dropped
     int32_t *ids = nullptr, *targets = nullptr, *positions = nullptr, *documents = nullptr;
     ops::AdamWStep::Changing* update = nullptr;
   };

@@ -9,6 +9,7 @@
 namespace fattn::ops {
 
 // Of a word of random bits a thread makes two rows, 8 apart, and of each 8 pairs of neighbours, 8 columns apart. A warp has 16 rows and 64 columns.
+// Rows whose place is elsewhere have a word each.
 inline constexpr int kDropoutRows = 16, kDropoutColumns = core::kDropoutBlock;
 
 // Spec: kDependent. A warp a tile.
@@ -22,16 +23,20 @@ __device__ __forceinline__ void dropout(const DropoutParams& p) {
   if (first_row >= p.rows) return;
   const auto block = static_cast<unsigned>(tile % strips);
   const unsigned long long seed = p.state ? p.state[0] : p.seed, stream = p.stream + (p.state ? p.state[1] : 0);
-  const unsigned kept = core::dropout_kept(
-      core::dropout_planes(seed, stream, core::dropout_query(static_cast<unsigned>(first_row)), block, static_cast<unsigned>(lane) % 4), p.below);
+  const auto word_of = [&](long long row) {
+    return core::dropout_kept(
+        core::dropout_planes(seed, stream, core::dropout_query(static_cast<unsigned>(row)), block, static_cast<unsigned>(lane) % 4), p.below);
+  };
+  unsigned word = p.place ? 0 : word_of(first_row);
   const long long first_column = static_cast<long long>(block) * kDropoutColumns + lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const long long row = first_row + half * 8;
     if (row >= p.rows) break;
-    const auto result = [&](int n, int odd, float x, float add) {
-      return (kept >> (half * 8 + n + odd * 16) & 1u) != 0 ? fmaf(x, p.scale, add) : add;
-    };
+    const long long place = p.place ? p.place[row] : row;
+    if (p.place) word = word_of(place);
+    const unsigned kept = word >> (place & 8);
+    const auto result = [&](int n, int odd, float x, float add) { return (kept >> (n + odd * 16) & 1u) != 0 ? fmaf(x, p.scale, add) : add; };
     const long long at = row * p.width + first_column;
     if (p.pairs) {
       constexpr int kAtOnce = 4;

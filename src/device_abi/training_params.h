@@ -69,6 +69,7 @@ struct DropoutParams {
   float* out;
   unsigned long long seed, stream;
   const unsigned long long* state;  // null, or: seed, and what is added to `stream`
+  const int* place;                 // of each row in the matrix that numbers are drawn for; null: rows are 0, 1, 2, ...
   unsigned below;                   // of 65536
   float scale;
   int rows, width, pairs;  // pairs: all rows begin at multiples of 8 bytes

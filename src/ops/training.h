@@ -104,7 +104,8 @@ struct Rotary {
 };
 
 // out = add + x / (1 - p) where an element stays, add where it is dropped. Which stay follows from seed, stream, row and column as in attention (row
-// and column are its query and key, docs/NUMERICS.md); p is a multiple of 2^-16. The same with dy as x is the gradient.
+// and column are its query and key, docs/NUMERICS.md); p is a multiple of 2^-16. The same with dy as x is the gradient. Rows of a larger matrix that
+// lie elsewhere there say where: then they drop what it drops.
 struct Dropout {
   int64_t rows = 0, width = 0;
   double p = 0;
@@ -114,6 +115,7 @@ struct Dropout {
     float* out = nullptr;                      // may be x or add
     uint64_t seed = 0, stream = 0;
     const uint64_t* state = nullptr;  // of two numbers: the seed, and what is added to `stream`
+    const int32_t* place = nullptr;   // of each row, from 0 on; null: they are 0, 1, 2, ...
   };
 };
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as distributed
 
 from .._check.terminal import write_whole
+from . import _errors
 from ._bench import TOLERANCE, bench, largest_error, timeline
 from ._prepare import METHODS
 from ._schedule import LAYOUTS
@@ -36,13 +37,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-check", action="store_true", help="time calls with check=False")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--timeline", type=pathlib.Path, metavar="FILE.json", help="of bench: what each rank did when, of the first of --rows, as a trace that Perfetto opens")
+    parser.add_argument("--errors", type=pathlib.Path, metavar="FILE.json", help="of check: errors of o, dq, dk and dv over those of one process, each against float64, of all dtypes unless "
+                        f"--dtype is given, of {_errors.ROWS} positions a rank unless --rows is")
     given = parser.parse_args()
     if given.rows is not None and (min(given.rows) < 1 or (given.command == "check" and len(given.rows) > 1)):
         parser.error(f"--rows is {' '.join(map(str, given.rows))}; allowed: numbers of at least 1, of check one")
-    if given.timeline is not None and given.command != "bench":
-        parser.error(f"--timeline is given with {given.command}; allowed: with bench")
-    if given.timeline is not None and not given.timeline.absolute().parent.is_dir():
-        parser.error(f"--timeline is {str(given.timeline)!r}, whose folder is not there; allowed: a file in a folder that is")
+    for flag, file, command in (("--timeline", given.timeline, "bench"), ("--errors", given.errors, "check")):
+        if file is not None and given.command != command:
+            parser.error(f"{flag} is given with {given.command}; allowed: with {command}")
+        if file is not None and not file.absolute().parent.is_dir():
+            parser.error(f"{flag} is {str(file)!r}, whose folder is not there; allowed: a file in a folder that is")
     return given
 
 
@@ -54,15 +58,29 @@ def _timeline(given: argparse.Namespace, rows: int, dtype: torch.dtype, device: 
             print(said, file=sys.stderr, flush=True)
 
 
+def _methods(given: argparse.Namespace) -> tuple[str, ...]:
+    """Those that these heads have."""
+    n = distributed.get_world_size()
+    return tuple(method for method in METHODS if method != "ulysses" or not (given.nheads % n or (given.nheads_k or given.nheads) % n))
+
+
+def _check_errors(given: argparse.Namespace, device: torch.device) -> int:
+    record = _errors.record_of(given.rows[0] if given.rows else _errors.ROWS, given.nheads, given.nheads_k or given.nheads, given.headdim,
+                               (DTYPES[given.dtype],) if given.dtype else _errors.DTYPES, device, _methods(given))
+    if distributed.get_rank() == 0:
+        write_whole(str(given.errors), _errors.text_of(record, json.dumps))
+        for said in _errors.words_of(record):
+            print(said, file=sys.stderr, flush=True)
+    return _errors.failed(record)
+
+
 def _check(given: argparse.Namespace, dtype: torch.dtype, device: torch.device) -> dict:
     """All methods and layouts, at a length that ranks do not divide."""
     seqlen = (given.rows[0] if given.rows and given.command == "check" else 910) * distributed.get_world_size() + 1
     nheads_k = given.nheads_k or given.nheads
     problems, failed = [], 0
     dropout = {"causal": True, "dropout_p": 0.25, "dropout_state": torch.tensor([3, 5], device=device)}
-    for method in METHODS:
-        if method == "ulysses" and (given.nheads % distributed.get_world_size() or nheads_k % distributed.get_world_size()):
-            continue
+    for method in _methods(given):
         for layout in LAYOUTS:
             for name, options in (("all", {}), ("causal", {"causal": True}), ("window", {"causal": True, "window": (100, 0)}), ("dropout", dropout)):
                 errors = largest_error(seqlen, given.nheads, nheads_k, given.headdim, dtype, device, method=method, layout=layout, **options)
@@ -88,6 +106,8 @@ def main() -> int:
     dtype = DTYPES[given.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     records = [_check(given, dtype, device)]
     failed = records[0]["failed"]
+    if given.errors is not None:
+        failed += _check_errors(given, device)
     if given.command == "bench" and not failed:
         sizes = given.rows or [32768 if device.type == "cuda" else 1024]
         if given.timeline is not None:

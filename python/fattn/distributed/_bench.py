@@ -25,8 +25,9 @@ def _leaves(shape: tuple[int, ...], nheads_k: int, dtype: torch.dtype, device: t
     return [torch.randn(batch, rows, heads, headdim, device=device).to(dtype).requires_grad_() for heads in (nheads, nheads_k, nheads_k)]
 
 
-def largest_error(seqlen: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, **options: Any) -> dict[str, float]:
-    """Of o and the gradients, against attention of the whole sequence in this process; relative to the largest element. The largest of all ranks."""
+def largest_error(seqlen: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, function: Any = None, **options: Any) -> dict[str, float]:
+    """Of o and the gradients, against attention of the whole sequence in this process; relative to the largest element. The largest of all ranks. `function`: of
+    q, k and v, what ranks compute in place of ring_attention with these options."""
     torch.manual_seed(0)
     whole = _leaves((1, seqlen, nheads, headdim), nheads_k, dtype, device)
     dout = torch.randn(1, seqlen, nheads, headdim, device=device).to(dtype)
@@ -35,7 +36,7 @@ def largest_error(seqlen: int, nheads: int, nheads_k: int, headdim: int, dtype: 
     o.backward(dout)
     layout, group = options.get("layout", "zigzag"), options.get("group")
     mine = [shard(x.detach(), 1, group, layout).requires_grad_() for x in whole]
-    part = ring_attention(*mine, **options)
+    part = ring_attention(*mine, **options) if function is None else function(*mine)
     part.backward(shard(dout, 1, group, layout))
     errors = {}
     for name, got, wanted in zip(("o", "dq", "dk", "dv"), (part, *(x.grad for x in mine)), (o, *(x.grad for x in whole))):
@@ -93,9 +94,9 @@ def _about(mine: list[torch.Tensor], causal: bool, method: str, layout: str, uly
 
 
 def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtype, device: torch.device, causal: bool, method: str, layout: str, check: bool,
-          seconds: float, ulysses_degree: int | None = None) -> dict[str, Any]:
+          seconds: float, ulysses_degree: int | None = None, function: Any = None) -> dict[str, Any]:
     """A record: FLOP/s a rank of the ring, of one rank alone with as many tokens as it holds here, and what part the one is of the other; beside it what the
-    agreement of a call and the transfer of a hop take by themselves."""
+    agreement of a call and the transfer of a hop take by themselves. `function`: of q, k and v, what is timed in place of ring_attention."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     n = distributed.get_world_size()
@@ -114,7 +115,7 @@ def bench(rows: int, nheads: int, nheads_k: int, headdim: int, dtype: torch.dtyp
     for name, run, passes in (("forward", forward, 1.0), ("forward_backward", both, 3.5)):
         flops = passes * 4 * nheads * headdim * (0.5 if causal else 1.0)
         alone = _slowest(_seconds(lambda: run(attention, causal=causal), device, seconds), device)
-        together = _slowest(_seconds(lambda: run(ring_attention, **options), device, seconds), device)
+        together = _slowest(_seconds(lambda: run(ring_attention, **options) if function is None else run(function), device, seconds), device)
         record[name] = {"seconds_alone": alone, "seconds": together, "tflops_alone": flops * rows**2 / alone / 1e12,
                         "tflops_a_rank": flops * (n * rows) ** 2 / n / together / 1e12}
         record[name]["share"] = record[name]["tflops_a_rank"] / record[name]["tflops_alone"]

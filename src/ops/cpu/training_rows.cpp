@@ -144,7 +144,7 @@ class CpuRotary final : public Kernel<Rotary> {
   const Turn turn_;
 };
 
-// A task has 16 rows, whose random numbers come together.
+// A task has 16 rows, whose random numbers come together, unless their places are elsewhere.
 class CpuDropout final : public Kernel<Dropout> {
  public:
   CpuDropout(const Dropout& p, const Device& device) : p_(p), workers_(device) {
@@ -157,8 +157,11 @@ class CpuDropout final : public Kernel<Dropout> {
     workers_.run(ceil_div(b.rows, kRows), [&](int64_t task, int) {
       const int64_t row = task * kRows, rows = std::min(kRows, b.rows - row);
       for (int64_t block = 0; block < blocks; ++block) {
-        uint64_t kept[kRows];
-        words(b, row, block, kept);
+        uint64_t kept[kRows] = {};
+        if (b.place)
+          for (int64_t r = 0; r < rows; ++r) kept[r] = word(b, static_cast<unsigned>(b.place[row + r]), block);
+        else
+          words(b, row, block, kept);
         const int64_t column = block * core::kDropoutBlock, columns = std::min<int64_t>(core::kDropoutBlock, p_.width - column);
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t at = (row + r) * p_.width + column;
@@ -174,19 +177,30 @@ class CpuDropout final : public Kernel<Dropout> {
  private:
   static constexpr int64_t kRows = 16;
 
+  // A bit a pair, of a row and the one 8 rows from it.
+  unsigned pairs_of(const Dropout::Buffers& b, unsigned row, int64_t block, unsigned call) const {
+    return core::dropout_kept(core::dropout_planes(b.seed, b.stream, core::dropout_query(row), static_cast<unsigned>(block), call), below_);
+  }
+  // Of these the ones of the first row (half 0) or the second, each at its column of the block.
+  static uint64_t columns_of(unsigned bits, unsigned half, unsigned call) {
+    uint64_t columns = 0;
+    for (unsigned odd = 0; odd < 2; ++odd)
+      for (unsigned eight = 0; eight < 8; ++eight)
+        columns |= static_cast<uint64_t>(bits >> (8 * half + 16 * odd + eight) & 1) << (8 * eight + 2 * call + odd);
+    return columns;
+  }
   // A bit a column of the block: it stays.
   void words(const Dropout::Buffers& b, int64_t row, int64_t block, uint64_t (&kept)[kRows]) const {
-    for (uint64_t& word : kept) word = 0;
     for (unsigned pair = 0; pair < 8; ++pair)
       for (unsigned call = 0; call < core::kDropoutCalls; ++call) {
-        const unsigned bits = core::dropout_kept(
-            core::dropout_planes(b.seed, b.stream, core::dropout_query(static_cast<unsigned>(row) + pair), static_cast<unsigned>(block), call),
-            below_);
-        for (unsigned half = 0; half < 2; ++half)
-          for (unsigned odd = 0; odd < 2; ++odd)
-            for (unsigned eight = 0; eight < 8; ++eight)
-              kept[pair + 8 * half] |= static_cast<uint64_t>(bits >> (8 * half + 16 * odd + eight) & 1) << (8 * eight + 2 * call + odd);
+        const unsigned bits = pairs_of(b, static_cast<unsigned>(row) + pair, block, call);
+        for (unsigned half = 0; half < 2; ++half) kept[pair + 8 * half] |= columns_of(bits, half, call);
       }
+  }
+  uint64_t word(const Dropout::Buffers& b, unsigned place, int64_t block) const {
+    uint64_t kept = 0;
+    for (unsigned call = 0; call < core::kDropoutCalls; ++call) kept |= columns_of(pairs_of(b, place, block, call), place / 8 % 2, call);
+    return kept;
   }
 
   const Dropout p_;

@@ -183,6 +183,7 @@ class CudaDropout final : public Kernel<Dropout> {
                                b.seed,
                                b.stream,
                                reinterpret_cast<const unsigned long long*>(b.state),
+                               b.place,
                                below_,
                                static_cast<float>(65536.0 / (65536 - below_)),
                                static_cast<int>(b.rows),

@@ -112,7 +112,7 @@ void dropout(const Dropout& p, const Dropout::Buffers& given) {
   for (int64_t r = 0; r < b.rows; ++r)
     for (int64_t c = 0; c < p.width; ++c) {
       const int64_t i = r * p.width + c;
-      const bool stays = core::dropout_number(b.seed, b.stream, r, c) >= below;
+      const bool stays = core::dropout_number(b.seed, b.stream, b.place ? b.place[r] : r, c) >= below;
       b.out[i] = static_cast<float>((stays ? b.x[i] * scale : 0.0) + (b.add ? b.add[i] : 0.0f));
     }
 }

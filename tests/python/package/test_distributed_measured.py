@@ -1,4 +1,4 @@
-"""What `fattn.distributed bench --timeline` writes."""
+"""What `fattn.distributed bench --timeline` and `check --errors` write."""
 
 import json
 
@@ -75,3 +75,51 @@ refused.makes_group = True
                                               (("bench", "--timeline", "/nowhere/t.json"), "--timeline is '/nowhere/t.json', whose folder is not there")])
 def test_what_is_refused(arguments, words):
     assert words in run_ranks(1, refused, *arguments)[0]
+
+
+def errors_of_the_schedule_to_compare_with(rank: int) -> dict[str, float]:
+    import pathlib
+    import sys
+
+    import torch
+    from fattn.distributed._bench import largest_error
+
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tools"))
+    from ring_flash_schedule import ring_flash_attention
+
+    with pytest.raises(ValueError, match="q has 3 rows and k 3; this schedule takes as many of both, an even number"):
+        ring_flash_attention(*(torch.zeros(1, 3, 2, 8),) * 3)
+    return largest_error(3 * 22, 4, 2, 16, torch.float32, torch.device("cpu"), ring_flash_attention, causal=True)
+
+
+def test_the_schedule_to_compare_with_is_right():
+    for errors in run_ranks(3, errors_of_the_schedule_to_compare_with):
+        assert set(errors) == {"o", "dq", "dk", "dv"} and all(0 <= error <= 2e-6 for error in errors.values()), errors
+
+
+def test_errors_over_those_of_one_process(tmp_path):
+    file = tmp_path / "errors.json"
+    (code, printed), _ = run_ranks(2, command, "check", "--rows", "24", "--errors", str(file))
+    record = json.loads(file.read_text())
+    assert code == 0 and len(printed.splitlines()) == 1 and record["fattn_ring_errors"] == 1 and record["seqlen"] == 49
+    assert len(record["rows"]) == 3 * 4 * 8 and {row["dtype"] for row in record["rows"]} == {"float32", "bfloat16", "float16"}
+    for row in record["rows"]:
+        for name in ("o", "dq", "dk", "dv"):
+            x = row[name]
+            assert 0 < x["rms"] <= x["largest"] and x["rms_ratio"] == pytest.approx(x["rms"] / x["rms_one"], rel=1e-3) and x["rms_ratio"] <= 1.25
+            assert x["largest"] < {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}[row["dtype"]]
+
+
+def ratios_of_other_numbers(rank: int) -> float:
+    """Ranks whose results are rounded once more are seen."""
+    import fattn.distributed._errors as errors
+    import torch
+
+    exact = errors.ring_attention
+    errors.ring_attention = lambda *tensors, **options: exact(*tensors, **options) * (1 + 2e-6)
+    record = errors.record_of(24, 4, 2, 16, (torch.float32,), torch.device("cpu"), ("ring",))
+    return errors.failed(record) / len(record["rows"])
+
+
+def test_errors_that_are_greater_are_counted():
+    assert run_ranks(2, ratios_of_other_numbers) == [1.0, 1.0]
