@@ -120,6 +120,9 @@ TEST(Gpt2PagedTextSmall, SaysWhatIsAllowed) {
   const auto says = [](const std::string& text, const char* part) { EXPECT_NE(text.find(part), std::string::npos) << text; };
   says(said([&] { Session(model, {.page_size = -1}); }), "page_size is -1; allowed: 0 (no pages) to 2^31 - 1");
   says(said([&] { Session(model, {.cache_tokens = -7}); }), "cache_tokens is -7; allowed: 0 (batch times context)");
+  EXPECT_EQ(
+      SessionPlans(model.config(), DType::kF32, model.compute(), model.device(), {.page_size = (1 << 30), .cache_tokens = 1}).options().cache_tokens,
+      1 << 30);
   says(said([&] { Session(model, {.batch = 1 << 20, .page_size = 1 << 20}); }), "2^31 tokens or more");
   Session session(model, {.batch = 2, .context = 40, .rows = 40, .page_size = 8, .cache_tokens = 41});
   const std::vector<Token> ids = text(40, 1);
@@ -134,6 +137,7 @@ TEST(Gpt2PagedTextSmall, SaysWhatIsAllowed) {
   EXPECT_TRUE(session.reserve(1, 9));
   EXPECT_TRUE(session.reserve(1, 9));
   says(said([&] { session.reserve(1, 49); }), "a sequence of 49 tokens; the cache holds 40 of one");
+  says(said([&] { session.reserve(0, -1); }), "a sequence of -1 tokens");
   says(said([&] { session.reserve(2, 1); }), "there is no sequence 2");
   const GenerateOptions options{.max_new_tokens = 30};
   Session narrow(model, {.batch = 2, .context = 60, .cache_tokens = 32});

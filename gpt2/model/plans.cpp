@@ -20,7 +20,7 @@ SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
   if (o.cache_tokens > 0 && o.page_size == 0) o.page_size = std::min(kPage, o.cache_tokens);
   if (o.page_size > 0) {
     const int64_t pages = o.cache_tokens > 0 ? Pages::pages_of(o.cache_tokens, o.page_size) : o.batch * Pages::pages_of(o.context, o.page_size);
-    if (pages >= kMost / o.page_size) throw Error("the cache would have 2^31 tokens or more; use smaller or fewer pages");
+    if (pages > (kMost - 1) / o.page_size) throw Error("the cache would have 2^31 tokens or more; use smaller or fewer pages");
     o.cache_tokens = pages * o.page_size;
   }
   if (o.rows == 0) o.rows = std::max(std::min<int64_t>(chunk, o.batch * o.context), o.batch);

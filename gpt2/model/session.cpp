@@ -60,7 +60,7 @@ bool Session::reserve(int64_t sequence, int64_t tokens) {
   const SessionOptions& o = options();
   if (sequence < 0 || sequence >= o.batch) throw Error("there is no sequence " + std::to_string(sequence));
   const int64_t most = o.page_size > 0 ? std::min(o.context, o.cache_tokens) : o.context;
-  if (tokens > most)
+  if (tokens < 0 || tokens > most)
     throw Error("a sequence of " + std::to_string(tokens) + " tokens; the cache holds " + std::to_string(most) + " of one: use a larger one");
   if (o.page_size == 0) return true;
   if (pages_.missing(sequence, tokens) > pages_.free()) return false;

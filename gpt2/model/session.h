@@ -110,7 +110,7 @@ class Session {
   // For measurements: as if a sequence had so many tokens, whose keys and values are 0.
   void pretend(int64_t sequence, int64_t length);
 
-  // Each sequence once, in ascending order. After an Error nothing has changed. On a GPU it returns while the work is under way.
+  // Each sequence once, in ascending order. After an Error nothing has changed; pages that it took stay the sequence's until it is truncated. On a GPU it returns while the work is under way.
   void step(std::span<const NewTokens> parts);
   void step(std::initializer_list<NewTokens> parts) { step(std::span<const NewTokens>(parts.begin(), parts.size())); }
   // The same for prompts of any length, in chunks of at most options().rows tokens; logits are those of each prompt's last token, in the order of

@@ -58,12 +58,18 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < end, text
             text += self._read(0.1)
-        # What was written before this mark comes before it.
+        # What was written before this mark comes before it. The terminal takes it once what it holds is read.
         mark = "\x1a end \x1a"
+        while piece := self._read(0):
+            text += piece
         os.write(self._end, mark.encode())
         while mark not in text:
             assert time.monotonic() < end, text
             text += self._read(0.1)
-        if mark in self.pieces[-1][1]:
-            self.pieces[-1] = (self.pieces[-1][0], self.pieces[-1][1].removesuffix(mark))
-        return text.removesuffix(mark)
+        while mark and self.pieces:  # it may have come in several reads
+            at, piece = self.pieces.pop()
+            kept = max(len(piece) - len(mark), 0)
+            mark = mark[: max(len(mark) - len(piece), 0)]
+            if kept:
+                self.pieces.append((at, piece[:kept]))
+        return text.removesuffix("\x1a end \x1a")
