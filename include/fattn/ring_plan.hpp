@@ -207,7 +207,8 @@ class RingPlan {
     int64_t mask_rows = 0;                                                 // of the caller's
     size_t tables = 0, hiding = 0, zero_row = 0, zero_row_bytes = 0;       // fattn/ring_scores.hpp
     size_t multiples[2] = {};                                              // of slopes, ascending and descending
-    int64_t least[2] = {}, length[2] = {};                                 // of these the first, how many of a head
+    bool has_multiples[2] = {};                                            // that blocks take some of these
+    int64_t least[2] = {}, length = 0;                                     // the first of each, how many of a head
     size_t dk_hop[2] = {}, dv_hop[2] = {}, dk_came = 0, dv_came = 0;       // of every other hop's keys; of this rank's, from another
   };
   void lay_out();

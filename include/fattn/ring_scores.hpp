@@ -120,19 +120,22 @@ inline void RingPlan::lay_out_tables(size_t& used) {
   space_.tables = used;
   take(dropout ? 4 * sizeof(int64_t) * blocks : 0);
   space_.hiding = take(dropout ? sizeof(float) * static_cast<size_t>(detail::kRingKeys + most_k_) : 0);
+  int64_t least[2] = {}, end[2] = {};
+  bool any[2] = {};
+  for (const RingHop& hop : schedule_.hops)
+    for (const RingBlock& b : hop.blocks)
+      for (const Stretch& s : {key_stretch(b), row_stretch(b)}) {
+        if (b.side == 0) continue;
+        least[s.descends] = any[s.descends] ? std::min(least[s.descends], s.first) : s.first;
+        end[s.descends] = any[s.descends] ? std::max(end[s.descends], s.first + s.count) : s.first + s.count;
+        any[s.descends] = true;
+      }
+  // One length for both, as blocks of either side share plans, whose strides it is; of 64 numbers, so that heads begin where a block's memory may.
+  space_.length = (std::max(end[0] - least[0], end[1] - least[1]) + 63) / 64 * 64;
   for (const int descends : {0, 1}) {
-    int64_t least = std::numeric_limits<int64_t>::max(), end = std::numeric_limits<int64_t>::min();
-    for (const RingHop& hop : schedule_.hops)
-      for (const RingBlock& b : hop.blocks)
-        for (const Stretch& s : {key_stretch(b), row_stretch(b)})
-          if (b.side != 0 && s.descends == (descends != 0)) {
-            least = std::min(least, s.first);
-            end = std::max(end, s.first + s.count);
-          }
-    if (end <= least) continue;
-    space_.least[descends] = least;
-    space_.length[descends] = (end - least + 63) / 64 * 64;  // so that heads begin where a block's memory may
-    space_.multiples[descends] = take(sizeof(float) * static_cast<size_t>(slopes_batch() * nheads_ * space_.length[descends]));
+    space_.least[descends] = least[descends];
+    space_.multiples[descends] = take(any[descends] ? sizeof(float) * static_cast<size_t>(slopes_batch() * nheads_ * space_.length) : 0);
+    space_.has_multiples[descends] = any[descends];
   }
   tables_.resize(used - space_.tables);
   if (dropout || planned_.sinks || planned_.dbias)
@@ -168,7 +171,7 @@ inline void RingPlan::fill_tables(const detail::RingTensors& t) {
       }
     for (int64_t i = 0; i + 1 < detail::kRingKeys; ++i) put(space_.hiding, i, -std::numeric_limits<float>::infinity());
   }
-  if (space_.length[0] + space_.length[1] > 0) fill_multiples(t);
+  if (space_.length > 0) fill_multiples(t);
   copy_bytes(at(space_.tables), tables_.data(), tables_.size(), FATTN_COPY_TO_DEVICE);
 }
 
@@ -183,12 +186,12 @@ inline char* RingPlan::multiples_at(const Stretch& s) const {
 }
 inline Tensor RingPlan::key_terms_of(const RingBlock& b) const {
   const Stretch s = key_stretch(b);
-  const int64_t head = space_.length[s.descends];
+  const int64_t head = space_.length;
   return Tensor(nullptr, DType::kF32, {slopes_batch(), nheads_, 1, s.count}, {nheads_ * head, head, head, 1}).on(device_, index_, multiples_at(s));
 }
 inline Tensor RingPlan::row_terms_of(const RingBlock& b) const {
   const Stretch s = row_stretch(b);
-  const int64_t head = space_.length[s.descends];
+  const int64_t head = space_.length;
   return Tensor(nullptr, DType::kF32, {batch_, s.count, nheads_, 1}, {slopes_batch() == 1 ? 0 : nheads_ * head, 1, head, 1})
       .on(device_, index_, multiples_at(s));
 }
@@ -198,12 +201,13 @@ inline void RingPlan::fill_multiples(const detail::RingTensors& t) {
   std::vector<char> given = read(t.slopes, static_cast<size_t>((slopes_batch() - 1) * of_batch + (nheads_ - 1) * of_head + 1));
   if (given == slopes_) return;
   for (const int descends : {0, 1}) {
+    if (!space_.has_multiples[descends]) continue;
     char* to = tables_.data() + (space_.multiples[descends] - space_.tables);
     for (int64_t n = 0; n < slopes_batch(); ++n)
       for (int64_t h = 0; h < nheads_; ++h) {
         float slope;
         std::memcpy(&slope, given.data() + static_cast<size_t>(n * of_batch + h * of_head) * sizeof slope, sizeof slope);
-        for (int64_t i = 0; i < space_.length[descends]; ++i, to += sizeof(float)) {
+        for (int64_t i = 0; i < space_.length; ++i, to += sizeof(float)) {
           const int64_t times = (descends != 0 ? -1 : 1) * (space_.least[descends] + i);
           const auto term = static_cast<float>(static_cast<double>(slope) * static_cast<double>(times));
           std::memcpy(to, &term, sizeof term);
