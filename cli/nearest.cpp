@@ -25,10 +25,11 @@ size_t distance(const std::string& a, const std::string& b) {
 
 std::string nearest(const std::string& given, const std::vector<std::string>& known) {
   constexpr size_t kFew = 4;  // letters that say little of how a name goes on
+  std::string best;
   if (given.size() >= kFew)
     for (const std::string& name : known)
-      if (name.starts_with(given)) return name;
-  std::string best;
+      if (name.starts_with(given) && (best.empty() || name.size() < best.size())) best = name;
+  if (!best.empty()) return best;
   size_t best_distance = std::min<size_t>(given.size() / 3 + 1, 3);
   for (const std::string& name : known)
     if (given.size() <= 100 && distance(given, name) <= best_distance) best_distance = distance(given, name), best = name;

@@ -39,7 +39,7 @@ std::string take_preset(std::string& name) {
     return {};
   }
   const std::string near = nearest_preset(name);
-  return "there is no preset '" + printable(name, 40) + "'; `--preset list` shows all" + (near.empty() ? "" : "; did you mean '" + near + "'?");
+  return "there is no preset '" + printable(name, 40) + "'; " + (near.empty() ? "" : "did you mean '" + near + "'? ") + "`--preset list` shows all";
 }
 
 // "90" (seconds), "45s", "90m", "6h", "2d" as seconds.

@@ -31,7 +31,7 @@ def _check(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: t
     if not options.get("causal") or packed or q.shape[1] < 2:
         return
     lengths, own = options.get("seqused_k"), k.shape[1] if options.get("block_table") is None else None
-    if isinstance(lengths, torch.Tensor) and lengths.numel() and can_be_read(lengths):
+    if isinstance(lengths, torch.Tensor) and can_be_read(lengths) and lengths.numel():
         own = int(lengths.min())
     if own is not None and q.shape[1] > own:
         raise ValueError(f"causal is set, a sequence has {own} keys behind the prefix, and q has {q.shape[1]} queries each; queries must be of keys behind the "

@@ -103,7 +103,9 @@ def number(name: str, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # of arrays and tensors, too, and of an int beyond fp64
+        except OverflowError:  # of an int
+            raise ValueError(f"{name} is a number beyond fp64's greatest, 1.8e308; give a smaller one") from None
+        except (TypeError, ValueError, RuntimeError):  # of arrays and tensors, too
             pass
     raise TypeError(f"{name} is a {type(value).__name__}; it must be a number")
 

@@ -30,16 +30,20 @@ def can_be_read(x: torch.Tensor) -> bool:
     """Whether its numbers are there, and looking at them waits for no GPU. Meta and fake tensors have none; inside torch.compile and vmap nobody knows them."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    if type(x) is torch.Tensor:
-        return not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return not any(base.__name__ == "FakeTensor" for base in type(x).__mro__)
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x) if type(x) is torch.Tensor else not is_fake(x)
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """Of torch._subclasses, which is not imported for it."""
+    return type(x) is not torch.Tensor and any(base.__name__ == "FakeTensor" for base in type(x).__mro__)
 
 
 def require_dense(name: str, x: Any, allowed: str = "") -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor{allowed}")
-    if is_dtensor(x):
-        raise NotImplementedError(dtensor_message(name))
+    if type(x) is not torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor{allowed}")
+        if is_dtensor(x):
+            raise NotImplementedError(dtensor_message(name))
     if x.is_nested or x.layout is not torch.strided:
         raise NotImplementedError(kind_message(name, "NestedTensor" if x.is_nested else str(x.layout)))
 

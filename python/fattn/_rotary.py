@@ -33,7 +33,7 @@ def rotate_at(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: 
     """Rows of cos and sin (seqlen_rotary, rotary_dim / 2) by position, of x (..., heads, headdim) with positions (...)."""
     if cos.dim() != 2 or cos.shape != sin.shape:
         raise ValueError(f"cos has the shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; allowed: both (seqlen_rotary, rotary_dim / 2)")
-    if positions.numel() and can_be_read(positions):
+    if can_be_read(positions) and positions.numel():
         first, last = int(positions.min()), int(positions.max())
         if first < 0 or last >= cos.shape[0]:
             raise ValueError(f"positions {first} to {last} are rotated and cos has {cos.shape[0]} rows; make cos and sin for more positions")
@@ -81,14 +81,15 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved
                              "sequence begins, and where the last one ends")
     if isinstance(offsets, torch.Tensor):
         require_dense("offsets", offsets)
-    elif not isinstance(offsets, (int, torch.SymInt)):  # NumPy's, say
+    elif not isinstance(offsets, (int, torch.SymInt)) and not torch.compiler.is_compiling():  # NumPy's, say
         try:
             offsets = operator.index(offsets)
         except TypeError:
             raise TypeError(f"offsets is a {type(offsets).__name__}; it must be an int or a torch.Tensor") from None
-    for name, t in (("cos", cos), ("sin", sin), ("cu_seqlens", cu_seqlens), ("offsets", offsets)):
-        if isinstance(t, torch.Tensor) and t.device != x.device:
-            raise ValueError(f"{name} is on {t.device} and x on {x.device}; all tensors of a call must be on one device")
+    beside = x if cu_seqlens is None else cu_seqlens  # positions are made where cu_seqlens is, which may be the CPU
+    for name, t, other, of in (("cos", cos, "x", x), ("sin", sin, "x", x), ("offsets", offsets, "x" if cu_seqlens is None else "cu_seqlens", beside)):
+        if isinstance(t, torch.Tensor) and t.device != of.device:
+            raise ValueError(f"{name} is on {t.device} and {other} on {of.device}; they must be on one device")
     if x.dim() != (3 if packed else 4) or (packed and bhsd):
         raise ValueError(f"x has {x.dim()} dimensions and layout is {layout!r}; allowed: 4 (batch, seqlen, nheads, headdim), or with cu_seqlens 3 (total, nheads, "
                          "headdim) and no layout")

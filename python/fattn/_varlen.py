@@ -10,15 +10,15 @@ from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
 from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
-from ._refused import explained, is_dtensor, require_dense, require_numbers
+from ._refused import explained, is_dtensor, is_fake, require_dense, require_numbers
 from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"{name} has the shape {tuple(cu_seqlens.shape)}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
-    if cu_seqlens.is_meta:
-        raise ValueError(f"{name} is on meta, where its numbers are not; give max_seqlen_{name[-1]}")
+    if cu_seqlens.is_meta or is_fake(cu_seqlens):
+        raise ValueError(f"{name} is on {'meta' if cu_seqlens.is_meta else 'a fake device'}, where its numbers are not; give max_seqlen_{name[-1]}")
     return int(cu_seqlens.diff().max()) if cu_seqlens.shape[0] > 1 else 0
 
 
@@ -26,8 +26,8 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
     """With seqused_k cu_seqlens_k says where sequences begin, in any order: the most keys that one uses, or what bias and mask have."""
     if not isinstance(seqused_k, torch.Tensor):
         return _longest("cu_seqlens_k", cu_seqlens_k)
-    if seqused_k.is_meta:
-        raise ValueError("seqused_k is on meta, where its numbers are not; give max_seqlen_k")
+    if seqused_k.is_meta or is_fake(seqused_k):
+        raise ValueError(f"seqused_k is on {'meta' if seqused_k.is_meta else 'a fake device'}, where its numbers are not; give max_seqlen_k")
     used = int(seqused_k.max()) if seqused_k.numel() else 0
     return max(0, used, *(x.shape[-1] for x in pairs if isinstance(x, torch.Tensor) and x.dim()))
 

@@ -46,7 +46,7 @@ def _require_as_attention(q: torch.Tensor, k: torch.Tensor, scores: Scores, bhsd
     if _abi.library.fattn_status_name(status) != b"unsupported":
         _abi.check(status)
     lengths = scores.seqused_k
-    if lengths is not None and lengths.numel() and can_be_read(lengths):
+    if lengths is not None and can_be_read(lengths) and lengths.numel():
         least, most, seqlen_k = int(lengths.min()), int(lengths.max()), k.shape[2 if bhsd else 1]
         if least < 0 or most > seqlen_k:
             raise ValueError(f"seqused_k has {least if least < 0 else most}; allowed: 0 to {seqlen_k}, for k has {seqlen_k} rows")
@@ -133,7 +133,7 @@ def _numbers(rows: Any, seqlen_q: int, device: torch.device) -> torch.Tensor:
     if numbers.dim() != 1 or (numbers.numel() and (numbers.is_floating_point() or numbers.dtype == torch.bool)):
         raise ValueError(f"rows is of {numbers.dtype} with the shape {tuple(numbers.shape)}; allowed: whole numbers, (rows)")
     numbers = numbers.long()
-    if numbers.numel() and can_be_read(numbers):
+    if can_be_read(numbers) and numbers.numel():
         least, most = int(numbers.min()), int(numbers.max())
         if least < -seqlen_q or most >= seqlen_q:
             raise ValueError(f"rows has {least if least < -seqlen_q else most}; allowed: {-seqlen_q} to {seqlen_q - 1}, for there are {seqlen_q} queries")

@@ -63,7 +63,7 @@ def test_version(fattn):
         (["lab", "--step", "3", "--step", "4"], "--step is given 2 times; give it once"),
         (["gpt2", "tokenizer"], "fattn gpt2 tokenizer needs a command: train"),
         (["regress"], "--baseline is required: The earlier record"),
-        (["bench", "--preset", "gpt2-smal"], "there is no preset 'gpt2-smal'; `--preset list` shows all; did you mean 'gpt2-small'?"),
+        (["bench", "--preset", "gpt2-smal"], "there is no preset 'gpt2-smal'; did you mean 'gpt2-small'? `--preset list` shows all"),
         (["bench", "--seqlen", "1000000000"], "choose smaller sizes"),
         (["memory", "--seqlen", "10000000000"], "more bytes than any machine can address; choose smaller sizes"),
         (["bench", "--memory-limit", "-1GiB"], "--memory-limit: -1GiB is not in range; allowed: 0 or more, with a unit, as 512MiB or 16GiB"),

@@ -37,7 +37,7 @@ def _turned(q: torch.Tensor, k: torch.Tensor, angles: _kvcache.Angles, first: to
 
 def _on_host(x: torch.Tensor) -> bool:
     """Whether there are numbers that can be looked at."""
-    return x.numel() > 0 and can_be_read(x)
+    return can_be_read(x) and x.numel() > 0
 
 
 def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor, entries: torch.Tensor | None, pages: torch.Tensor | None,

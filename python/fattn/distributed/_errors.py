@@ -1,6 +1,9 @@
 """`check --errors`: what several ranks' results are off float64's, beside what one process's are."""
 
 import datetime
+import functools
+import json
+import math
 from typing import Any
 
 import torch
@@ -49,7 +52,7 @@ def errors_of(tensors: list[torch.Tensor], dout: torch.Tensor, options: dict[str
             (ring, alone, count), (largest, largest_alone) = squares.tolist(), most.tolist()
             numbers = {"rms": (ring / count) ** 0.5, "rms_one": (alone / count) ** 0.5, "rms_ratio": _ratio(ring, alone) ** 0.5, "largest": largest,
                        "largest_one": largest_alone, "largest_ratio": _ratio(largest, largest_alone)}
-            row[name] = {key: float(f"{x:.4g}") for key, x in numbers.items()}
+            row[name] = {key: float(f"{x:.4g}") if math.isfinite(x) else None for key, x in numbers.items()}
         found.append(row)
     return found
 
@@ -76,15 +79,21 @@ def _environment(device: torch.device) -> dict[str, Any]:
     return machine | ({"gpus": [{"name": torch.cuda.get_device_name(device)}]} if device.type == "cuda" else {})
 
 
-def text_of(record: dict[str, Any], dumps: Any) -> str:
+def text_of(record: dict[str, Any]) -> str:
     """JSON, a row a line."""
+    dumps = functools.partial(json.dumps, allow_nan=False)
     head = "".join(f"  {dumps(key)}: {dumps(value)},\n" for key, value in record.items() if key != "rows")
     return "{\n" + head + '  "rows": [\n' + ",\n".join("    " + dumps(row) for row in record["rows"]) + "\n  ]\n}\n"
 
 
+def _beyond_none(ratio: float | None) -> float:
+    """None stands in a record for what is no number, or has nothing to be divided by."""
+    return math.inf if ratio is None else ratio
+
+
 def failed(record: dict[str, Any]) -> int:
-    """How many rows are above the goal. Written so that NaN is."""
-    return sum(not all(row[name]["rms_ratio"] <= GOAL for name in NAMES) for row in record["rows"])
+    """How many rows are above the goal."""
+    return sum(not all(_beyond_none(row[name]["rms_ratio"]) <= GOAL for name in NAMES) for row in record["rows"])
 
 
 def words_of(record: dict[str, Any]) -> list[str]:
@@ -93,7 +102,7 @@ def words_of(record: dict[str, Any]) -> list[str]:
     for dtype in dict.fromkeys(row["dtype"] for row in record["rows"]):
         parts = []
         for kind, words in (("rms_ratio", "root mean square"), ("largest_ratio", "largest")):
-            ratio, name, row = max(((row[name][kind], name, row) for row in record["rows"] if row["dtype"] == dtype for name in NAMES), key=lambda x: x[0])
+            ratio, name, row = max(((_beyond_none(row[name][kind]), name, row) for row in record["rows"] if row["dtype"] == dtype for name in NAMES), key=lambda x: x[0])
             parts.append(f"{words} {ratio:.2f} ({name}, {row['method']}, {row['layout']}, {row['mask']})")
         said.append(f"{dtype}: errors over those of one process, at most: " + ", ".join(parts) + f"; the goal of root mean squares is {GOAL}")
     return said

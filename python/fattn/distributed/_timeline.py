@@ -51,7 +51,7 @@ class _Watched:
     """A work of gloo, which a thread waits for, so that its end is seen when it comes."""
 
     def __init__(self, work: Any, ended: Any, timeout: float) -> None:
-        self._error: RuntimeError | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, args=(work, ended, datetime.timedelta(seconds=timeout)), daemon=True)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class _Watched:
         try:
             work.wait(timeout)
             ended()
-        except RuntimeError as error:
+        except BaseException as error:  # whoever waits gets it
             self._error = error
 
     def wait(self, timeout: Any = None) -> None:

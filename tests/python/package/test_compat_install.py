@@ -233,7 +233,9 @@ def test_models_of_transformers():
     pytest.importorskip("transformers", minversion="5")
     done = run(BOUND + MODELS)
     assert done.returncode == 0, done.stderr
-    assert [word for word in done.stdout.split() if word != "batch"] == ["BertModel", "GPT2LMHeadModel", "MistralForCausalLM", "Gemma2ForCausalLM", "packed"]
+    import transformers
+    batch = ["batch"] if hasattr(transformers.GenerationMixin, "generate_batch") or transformers.__version__ >= "5.24" else []
+    assert done.stdout.split() == ["BertModel", "GPT2LMHeadModel", "MistralForCausalLM", "Gemma2ForCausalLM", *batch, "packed"]
 
 
 @pytest.mark.parametrize("order", ["before", "after"])

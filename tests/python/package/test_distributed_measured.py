@@ -72,7 +72,7 @@ refused.makes_group = True
 
 
 @pytest.mark.parametrize("arguments, words", [(("check", "--timeline", "t.json"), "--timeline is given with check; allowed: with bench"),
-                                              (("bench", "--timeline", "/nowhere/t.json"), "--timeline is '/nowhere/t.json', whose folder is not there")])
+                                              (("bench", "--timeline", "/nowhere/t.json"), "--timeline is '/nowhere/t.json', which cannot be written")])
 def test_what_is_refused(arguments, words):
     assert words in run_ranks(1, refused, *arguments)[0]
 

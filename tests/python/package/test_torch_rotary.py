@@ -1,5 +1,6 @@
 """fattn.rotary, by itself and in fattn.with_kvcache."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -162,3 +163,17 @@ def test_bad_input():
         fattn.with_kvcache(x[:, :1], *caches, cache_seqlens=3, rotary_cos=cos)
     with pytest.raises(ValueError, match="cache_seqlens is 8, for a sequence of 2 rows; rotary_cos has 9 rows"):
         fattn.with_kvcache(x[:, :2], *torch.zeros(2, 2, 12, 2, 8), x[:, :2], x[:, :2], cache_seqlens=8, rotary_cos=cos, rotary_sin=sin)
+
+
+def test_sizes_that_depend_on_data_and_numpys_numbers_compile():
+    """As symbols: nothing asks how many rows there are."""
+    x, cos, sin = torch.randn(7, 2, 8), *torch.randn(2, 20, 4)
+    keep, cu_seqlens = torch.tensor([1, 0, 1, 1, 0, 1, 1], dtype=torch.bool), torch.tensor([0, 2, 5], dtype=torch.int32)
+
+    def chosen(x, keep):
+        return fattn.rotary(x[keep.nonzero()[:, 0]], cos, sin, cu_seqlens=cu_seqlens)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert torch.equal(torch.compile(chosen, fullgraph=True, backend="eager")(x, keep), chosen(x, keep))
+    turned = torch.compile(lambda x: fattn.rotary(x[None], cos, sin, offsets=np.int64(3)), fullgraph=True, backend="eager")
+    assert torch.equal(turned(x), fattn.rotary(x[None], cos, sin, offsets=3))
