@@ -58,6 +58,14 @@ def test_a_reader_that_leaves_takes_no_record_away(fattn, tmp_path, keeps):
         assert json.loads((tmp_path / "record.json").read_text())["rows"][0]["status"] == "ok"
 
 
+def test_who_ignores_sigpipe_is_told_of_the_reader(fattn, tmp_path):
+    """Services start programs so: a write that fails is to be an error, no death by a signal."""
+    for record in ([], ["--json", "record.json"]):
+        done = fattn.unread("memory", "--seqlen", 64, *record, cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN))
+        assert (done.returncode, done.stderr) == (2, STDOUT_FAILED)
+    assert json.loads((tmp_path / "record.json").read_text())["fattn_memory"] == 1
+
+
 def test_what_is_started_still_ends_when_nobody_reads(fattn, tmp_path):
     done = shell(fattn, f'"$FATTN" profile --json record.json --out {tmp_path / "profile"} -- bash -c "yes | head -1; echo \\${{PIPESTATUS[0]}} >status"', cwd=tmp_path)
     assert done.returncode == 0, done.stderr
