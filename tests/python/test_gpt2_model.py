@@ -253,6 +253,15 @@ def test_folders_that_are_no_model(fattn, tmp_path, command):
     assert "is a training run that has no checkpoint yet" in fattn.refuses("gpt2", *command, run, *text)
     for step in (500, 1500, 1000):
         (run / f"step-{step:08}").mkdir()
+    (run / "step-00009000").write_text("no folder")
+    for name in ("step-best", "step-00001600.bak", "step-1700", "step-000001800"):
+        (run / name).mkdir()
+    assert f"is a training run; give one of its checkpoints: '{run}/step-00001500'" in fattn.refuses("gpt2", *command, run, *text)
+    (run / "step-100000000").mkdir()
+    assert f"'{run}/step-100000000'" in fattn.refuses("gpt2", *command, run, *text)
+    (tmp_path / "loop").symlink_to("loop")
+    error = fattn.refuses("gpt2", *command, tmp_path / "loop", *text)
+    assert f"'{tmp_path / 'loop'}' cannot be looked at: Too many levels of symbolic links" in error and "no folder" not in error
 
 
 @pytest.mark.parametrize("prompts", [1, 300])
