@@ -19,6 +19,7 @@
 #include "cli/output.h"
 #include "cli/problem_flags.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
@@ -87,8 +88,7 @@ CLI::Option* add_json(CLI::App& command, CacheFlags& flags) {
 
 int path(const CacheFlags& flags) {
   const fattn_cache_info info = cache::info();
-  std::FILE* text = text_stream(flags.json);
-  fmt::print(text, "{}\n", printable(info.path));
+  put(text_stream(flags.json), printable(info.path) + "\n");
   if (!info.usable) print_error(fmt::format("not usable: {}; kernels are compiled anew by every process", printable(info.reason)));
   if (!flags.json.empty()) {
     Json record = record_of("path");
@@ -139,7 +139,7 @@ int list(const CacheFlags& flags) {
 
 int clear(const CacheFlags& flags) {
   const cache::Cleared gone = cache::clear();
-  fmt::print(text_stream(flags.json), "removed {} kernels, {}\n", gone.entries, bytes_text(static_cast<double>(gone.bytes)));
+  put(text_stream(flags.json), fmt::format("removed {} kernels, {}\n", gone.entries, bytes_text(static_cast<double>(gone.bytes))));
   if (!flags.json.empty()) {
     Json record = record_of("clear");
     record["entries"] = gone.entries;
@@ -185,16 +185,17 @@ int warm_what_comes(const CacheFlags& flags, const std::vector<int32_t>& archs) 
   bool all_ready = true;
   for (std::string line; std::getline(std::cin, line);) {
     int ready = 0;
+    std::string answer;
     try {
       const measure::ProblemSpec spec = lab::spec_from_json(Json::parse(line));
       for (const int32_t arch : archs)
         for (const auto& problem : passes_of(spec, flags)) cache::warm(&*problem, arch, [&](const fattn_cache_entry&, int32_t, int32_t) { ++ready; });
-      fmt::print("{} kernels\n", ready);
+      answer = fmt::format("{} kernels\n", ready);
     } catch (const std::exception& error) {
-      fmt::print("not compiled: {}\n", printable(error.what(), 400));
+      answer = fmt::format("not compiled: {}\n", printable(error.what(), 400));
       all_ready = false;
     }
-    std::fflush(stdout);
+    put(stdout, answer);
   }
   return all_ready ? kExitFine : kExitCheckFailed;
 }
@@ -268,7 +269,10 @@ void add_cache(CLI::App& app, int& exit_code) {
   const auto add = [&](const char* name, const char* help, int (*run)(const CacheFlags&)) {
     CLI::App* command = cache_app->add_subcommand(name, help);
     auto flags = std::make_shared<CacheFlags>();
-    command->callback([flags, run, &exit_code] { exit_code = run(*flags); });
+    command->callback([flags, run, &exit_code] {
+      require_writable(flags->json);
+      exit_code = run(*flags);
+    });
     return std::pair(command, flags);
   };
   const auto [list_command, list_flags] = add("list", "Show the kernels that are there", list);

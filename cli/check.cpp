@@ -23,6 +23,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
@@ -159,18 +160,20 @@ Json case_json(const Case& c, const CaseResult& result) {
 
 int list(const std::vector<Case>& cases, const std::string& json) {
   Json names = Json::array();
+  std::string lines;
   for (const Case& c : cases) {
     names.push_back(c.name);
-    if (json != "-") fmt::print("{}\n", c.name);
+    lines += c.name + "\n";
   }
+  if (json != "-") put(stdout, lines);
   if (!json.empty()) write_json({{"fattn_check", 1}, {"status", "ok"}, {"cases", names}}, json);
   return kExitFine;
 }
 
 int check_cases(const CheckFlags& flags) {
+  require_writable(flags.json);
   const std::vector<Case> cases = chosen(flags);
   if (flags.list) return list(cases, flags.json);
-  require_writable(flags.json);
   Options options;
   flags.target.apply_to(options);
   testing::Target target{options.backend, options.algorithm, options.cpu_isa, options.num_threads};

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "gpt2/error.h"
@@ -164,11 +165,7 @@ int generate(GenerateFlags flags) {
   gpt2::GenerateCalls calls;
   std::unique_ptr<Progress> progress;
   if (!streams) progress = std::make_unique<Progress>("texts", static_cast<int64_t>(prompts.size()));
-  if (streams)
-    calls.text = [&](size_t, std::string_view text) {
-      gpt2_show(stream, text);
-      std::fflush(stream);
-    };
+  if (streams) calls.text = [&](size_t, std::string_view text) { gpt2_show(stream, text); };
   calls.finished = [&](size_t i, const gpt2::Generated& g) {
     ++done;
     texts[i] = {
@@ -181,14 +178,13 @@ int generate(GenerateFlags flags) {
       gpt2::generate(model, session, tokenizer ? &*tokenizer : nullptr, prompts, flags.options, calls, &times);
   progress.reset();
   if (streams) {
-    gpt2_write(stream, "\n");
+    put(stream, "\n");
   } else {
     for (size_t i = 0; i < generated.size(); ++i) {
-      if (prompts.size() > 1) gpt2_write(stream, fmt::format("--- {}\n", i));
+      if (prompts.size() > 1) put(stream, fmt::format("--- {}\n", i));
       gpt2_show(stream, (flags.ids ? ids_text(generated[i].tokens) : generated[i].text) + "\n");
     }
   }
-  std::fflush(stream);
 
   Json record = record_now();
   record["prefill"] = {{"tokens", times.prefill_tokens}, {"seconds", times.prefill_seconds}};

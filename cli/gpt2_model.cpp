@@ -14,6 +14,7 @@
 #include "cli/contestants.h"
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "fattn/device.hpp"
@@ -125,10 +126,6 @@ void gpt2_read_parts(const std::string& file, const std::function<void(std::stri
   if (n < 0) throw std::runtime_error("cannot read " + shown + ": " + std::strerror(error));
 }
 
-void gpt2_write(std::FILE* stream, std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stream) != text.size()) throw std::runtime_error("cannot write to stdout");
-}
-
 std::string gpt2_read_all(const std::string& file) {
   std::string text;
   gpt2_read_parts(file, [&](std::string_view part) { text += part; });
@@ -170,12 +167,12 @@ std::vector<gpt2::Token> gpt2_ids(std::string_view text) {
 }
 
 void gpt2_show(std::FILE* stream, std::string_view text) {
-  if (!is_terminal(stream)) return gpt2_write(stream, text);
+  if (!is_terminal(stream)) return put(stream, text);
   size_t begin = 0;
   while (begin < text.size()) {
     const size_t end = std::min(text.find_first_of("\n\t", begin), text.size());
-    gpt2_write(stream, printable(text.substr(begin, end - begin), text.size() * 8));
-    if (end < text.size()) gpt2_write(stream, text.substr(end, 1));
+    put(stream, printable(text.substr(begin, end - begin), text.size() * 8));
+    if (end < text.size()) put(stream, text.substr(end, 1));
     begin = end + 1;
   }
 }

@@ -56,8 +56,7 @@ class Gpt2IdReader {
   std::string word_;
 };
 std::vector<gpt2::Token> gpt2_ids(std::string_view text);
-void gpt2_write(std::FILE* stream, std::string_view text);
-// As it is, but that a terminal is shown what would move its cursor instead of obeying it.
+// put() as it is, but that a terminal is shown what would move its cursor instead of obeying it.
 void gpt2_show(std::FILE* stream, std::string_view text);
 
 // "fp32, 2 threads, avx512", "bf16, cuda:0, NVIDIA H200": how a model computes.

@@ -17,6 +17,7 @@
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
@@ -51,12 +52,12 @@ class Ids {
         first_ = false;
         fmt::format_to(std::back_inserter(text), "{}", id);
       }
-      gpt2_write(stream_, {text.data(), text.size()});
+      put(stream_, {text.data(), text.size()});
     }
     ids.clear();
   }
   void end_text() {
-    if (prints_) gpt2_write(stream_, "\n");
+    if (prints_) put(stream_, "\n");
     first_ = true;
   }
 
@@ -117,7 +118,6 @@ int decode(const Gpt2TextFlags& flags) {
   std::string text, all;
   const auto show = [&] {
     gpt2_show(stream, text);
-    std::fflush(stream);
     if (!flags.json.empty()) all += text;
     text.clear();
   };
@@ -135,7 +135,7 @@ int decode(const Gpt2TextFlags& flags) {
   ids.finish(take);
   decoder.finish(text);
   show();
-  if (is_terminal(stream)) gpt2_write(stream, "\n");
+  if (is_terminal(stream)) put(stream, "\n");
   if (!flags.json.empty()) {
     nlohmann::ordered_json record = gpt2_record("decode");
     record["tokenizer"] = printable(flags.tokenizer);

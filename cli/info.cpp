@@ -247,6 +247,7 @@ void add_info(CLI::App& app, int&) {
   command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
   output->add_to(*command);
   command->callback([json, output] {
+    require_writable(*json);
     const Json info = info_json();
     Output out(*output, *json);
     if (*json != "-") print(out, info);

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <stdexcept>
 
@@ -21,10 +22,13 @@ bool reader_has_left(int descriptor) {
 // A handler, for a program that is started inherits what is ignored.
 extern "C" void stay(int /*signal*/) {}
 
-bool outlives() {
+// Whoever started the program may have asked so; a write then fails with EPIPE.
+bool sigpipe_is_ignored() {
   struct sigaction now {};
-  return sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == stay;
+  return sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
+
+std::atomic<bool> outlives = false;
 
 }  // namespace
 
@@ -34,16 +38,19 @@ void hold_standard_streams() {
     if (fcntl(descriptor, F_GETFD) == -1 && open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) == -1) return;
 }
 
-void put(std::FILE* stream, const std::string& text) {
+void put(std::FILE* stream, std::string_view text) {
   const bool whole = std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
-  if (!whole && stream == stdout && !outlives()) throw std::runtime_error("cannot write to stdout");
+  if (!whole && stream == stdout && !outlives) throw std::runtime_error("cannot write to stdout");
 }
 
-void outlive_readers() { std::signal(SIGPIPE, stay); }
+void outlive_readers() {
+  outlives = true;
+  if (!sigpipe_is_ignored()) std::signal(SIGPIPE, stay);
+}
 
 bool all_was_written() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
-  if (reader_has_left(STDOUT_FILENO)) {
+  if (reader_has_left(STDOUT_FILENO) && !sigpipe_is_ignored()) {
     std::signal(SIGPIPE, SIG_DFL);
     std::raise(SIGPIPE);  // 128 + 13, without a word
   }

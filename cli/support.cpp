@@ -327,6 +327,7 @@ void add_support(CLI::App& app, int& exit_code) {
   flags->output.add_to(*command);
   command->footer("Example: fattn support --with softcap,dropout --headdim 128");
   command->callback([flags, &exit_code] {
+    require_writable(flags->json);
     Together asked;
     for (const OptionRow& option : kOptions)
       if (std::find(flags->with.begin(), flags->with.end(), option.name) != flags->with.end()) asked.options.push_back(&option);

@@ -16,6 +16,8 @@
 namespace fattn::cli {
 namespace {
 
+constexpr double kTooManyBytes = 0x1p63;  // an int64_t cannot hold them
+
 std::string in_quotes(const std::string& text) { return "'" + printable(text, 40) + "'"; }
 
 // "1 or more", "from 0 to 5".
@@ -81,9 +83,11 @@ CLI::Validator byte_size(uint64_t least, const std::string& allowed) {
             return in_quotes(text) + " has a unit that is not known" + wanted;
           bytes *= std::pow(rest.rfind('i', 0) == 0 ? 1024.0 : 1000.0, static_cast<double>(power + 1));
         }
-        if (!(bytes >= static_cast<double>(least) && bytes <= static_cast<double>(kNoEnd)))
-          return fmt::format("{}{} is not in range{}", printable(text, 40), unit.empty() && number > 0 ? " bytes" : "", wanted);
-        text = fmt::format("{:.0f}", bytes);
+        const std::string given = printable(text, 40) + (unit.empty() && number > 0 ? " bytes" : "");
+        if (!(bytes >= static_cast<double>(least))) return given + " is not in range" + wanted;
+        if (!(bytes < kTooManyBytes)) return given + " is too much; allowed: less than 8EiB";
+        // What is little is not 0, which may mean something else.
+        text = std::to_string(bytes > 0 ? std::max<int64_t>(std::llround(bytes), 1) : 0);
         return "";
       },
       "");

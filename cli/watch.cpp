@@ -18,6 +18,7 @@
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
+#include "cli/streams.h"
 #include "cli/terminal.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
@@ -100,8 +101,7 @@ class Screens {
     const size_t most = height_of(stdout) - 1;
     while (lines < most && (end = text.find('\n', end)) != std::string::npos) ++lines, ++end;
     if (lines == most) text.resize(end);
-    fmt::print("{}{}", drawn_ > 0 ? fmt::format("\r\x1b[{}A\x1b[J", drawn_) : "", text);
-    std::fflush(stdout);
+    put(stdout, (drawn_ > 0 ? fmt::format("\r\x1b[{}A\x1b[J", drawn_) : "") + text);
     drawn_ = lines;
   }
   void end(const WatchReading& reading) {

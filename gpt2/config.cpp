@@ -1,7 +1,6 @@
 // Every key that changes what is computed is read or refused; the others are the business of transformers.
 #include "gpt2/config.h"
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iterator>
@@ -11,6 +10,7 @@
 #include "files/json.h"
 #include "files/printable.h"
 #include "gpt2/error.h"
+#include "gpt2/train/checkpoint.h"
 
 namespace fattn::gpt2 {
 namespace {
@@ -144,15 +144,20 @@ void require_model_folder(const std::string& folder) {
   std::error_code error;
   const std::string shown = "'" + files::printable(folder) + "'";
   constexpr const char* kWanted = "; give a model's folder, which has config.json and model.safetensors";
-  if (!fs::exists(folder, error)) throw Error("there is no folder " + shown + kWanted);
-  if (!fs::is_directory(folder, error)) throw Error(shown + " is no folder" + kWanted);
-  if (fs::exists(fs::path(folder) / "config.json", error)) return;
-  if (!fs::exists(fs::path(folder) / "training.json", error)) throw Error(shown + " has no config.json" + kWanted);
-  std::string last;  // their numbers have leading zeros
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    if (const std::string name = at->path().filename().string(); name.rfind("step-", 0) == 0) last = std::max(last, name);
-  if (last.empty()) throw Error(shown + " is a training run that has no checkpoint yet" + kWanted);
-  throw Error(shown + " is a training run; give one of its checkpoints: '" + files::printable((fs::path(folder) / last).string()) + "'");
+  const auto type_of = [&](const fs::path& path) {
+    const fs::file_type type = fs::status(path, error).type();
+    if (type == fs::file_type::none) throw Error("'" + files::printable(path.string()) + "' cannot be looked at: " + error.message() + kWanted);
+    return type;
+  };
+  const fs::file_type type = type_of(folder);
+  if (type == fs::file_type::not_found) throw Error("there is no folder " + shown + kWanted);
+  if (type != fs::file_type::directory) throw Error(shown + " is no folder" + kWanted);
+  if (type_of(fs::path(folder) / "config.json") != fs::file_type::not_found) return;
+  if (type_of(fs::path(folder) / "training.json") == fs::file_type::not_found) throw Error(shown + " has no config.json" + kWanted);
+  if (fs::directory_iterator(folder, error); error) throw Error(shown + " cannot be looked at: " + error.message() + kWanted);
+  const std::vector<FoundCheckpoint> checkpoints = find_checkpoints(folder);
+  if (checkpoints.empty()) throw Error(shown + " is a training run that has no checkpoint yet" + kWanted);
+  throw Error(shown + " is a training run; give one of its checkpoints: '" + files::printable(checkpoints.back().path) + "'");
 }
 
 Config read_config(const std::string& folder) {

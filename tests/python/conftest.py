@@ -54,6 +54,15 @@ class Cli:
         assert done.returncode == status, f"exit {done.returncode}, not {status}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def unread(self, *arguments, **options) -> subprocess.CompletedProcess:
+        """Runs `fattn ARGUMENTS` with a pipe as stdout whose reader has left already: nothing depends on who is faster."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            return subprocess.run([self.path, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, **options)
+        finally:
+            os.close(writer)
+
     def in_terminal(self, *arguments, width: int, status: int = 0, env: dict | None = None) -> str:
         """What `fattn ARGUMENTS` writes to a terminal of so many columns, escape sequences and all; stdout and stderr are the same."""
         with Terminal([self.path, *arguments], width, env, stdin=subprocess.DEVNULL) as terminal:

@@ -69,6 +69,8 @@ def test_version(fattn):
         (["bench", "--memory-limit", "-1GiB"], "--memory-limit: -1GiB is not in range; allowed: 0 or more, with a unit, as 512MiB or 16GiB"),
         (["bench", "--memory-limit", "12 parsecs"], "--memory-limit: '12 parsecs' has a unit that is not known; allowed: 0 or more"),
         (["bench", "--memory-limit", "nanGiB"], "--memory-limit: 'nanGiB' is no size; allowed: 0 or more"),
+        (["bench", "--memory-limit", "8EiB"], "--memory-limit: 8EiB is too much; allowed: less than 8EiB"),
+        (["bench", "--memory-limit", "0.4", "--seqlen", "16"], "--memory-limit allows"),
         (["gpt2", "tokenize", "t", "x"], "--out is required"),
         (["gpt2", "tokenize", "t", "x", "--out", "o", "--format", "dialog"], "'dialog' is not known; allowed: auto, text, code, lines, dialogue or completion; did you mean 'dialogue'?"),
         (["gpt2", "tokenize", "t", "x", "--out", "o", "--validation", "0.9"], "--validation: 0.9 is not in range; allowed: from 0 to 0.5"),
@@ -94,6 +96,11 @@ def test_dtypes_by_their_other_names(fattn, given, dtype):
         return
     tiny = ["bench", "--batch", "1", "--seqlen", "8", "--nheads", "1", "--headdim", "8", "--no-grad", "--min-time", "0", "--repeats", "1", "--warmup", "0"]
     assert {row["dtype"] for row in fattn.json(*tiny, "--dtype", given)["rows"]} == {dtype}
+
+
+@pytest.mark.parametrize("size", ["300TiB", "7.99EiB", "-0", "0", "1.1GB"])
+def test_sizes_that_are_allowed(fattn, size):
+    fattn("bench", "--batch", 1, "--seqlen", 8, "--nheads", 1, "--headdim", 8, "--no-grad", "--min-time", 0, "--repeats", 1, "--warmup", 0, "--memory-limit", size)
 
 
 def test_names_in_any_spelling(fattn):

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 
 import numpy as np
@@ -252,7 +253,35 @@ def test_folders_that_are_no_model(fattn, tmp_path, command):
     assert "is a training run that has no checkpoint yet" in fattn.refuses("gpt2", *command, run, *text)
     for step in (500, 1500, 1000):
         (run / f"step-{step:08}").mkdir()
+    (run / "step-00009000").write_text("no folder")
+    for name in ("step-best", "step-00001600.bak", "step-1700", "step-000001800"):
+        (run / name).mkdir()
     assert f"is a training run; give one of its checkpoints: '{run}/step-00001500'" in fattn.refuses("gpt2", *command, run, *text)
+    (run / "step-100000000").mkdir()
+    assert f"'{run}/step-100000000'" in fattn.refuses("gpt2", *command, run, *text)
+    (tmp_path / "loop").symlink_to("loop")
+    error = fattn.refuses("gpt2", *command, tmp_path / "loop", *text)
+    assert f"'{tmp_path / 'loop'}' cannot be looked at: Too many levels of symbolic links" in error and "no folder" not in error
+
+
+@pytest.mark.parametrize("prompts", [1, 300])
+def test_texts_are_kept_though_nobody_reads_them(fattn, model, tmp_path, prompts):
+    """Of 300 there are more than a pipe and stdio's buffer hold; a single text is written as it comes."""
+    (tmp_path / "prompts").write_text("".join(f"{i % 250}\n" if prompts > 1 else "a" for i in range(prompts)))
+    generate = ["gpt2", "generate", model, "--file", tmp_path / "prompts", *(["--ids", "--lines"] if prompts > 1 else []), "-n", 60, "--ignore-end", "--quiet"]
+
+    def texts(file) -> list[int]:
+        return [len(text["ids"]) for text in json.loads(file.read_text())["texts"]]
+
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([fattn.path, *map(str, generate), "--json", tmp_path / "full.json"], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (2, "fattn: cannot write to stdout\n")
+        assert texts(tmp_path / "full.json") == [60] * prompts
+        done = subprocess.run([fattn.path, *map(str, generate), "--json", "-"], stdout=subprocess.PIPE, stderr=full, text=True)
+        assert done.returncode == 0 and len(json.loads(done.stdout)["texts"]) == prompts
+    done = fattn.unread(*generate, "--json", tmp_path / "unread.json")
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+    assert texts(tmp_path / "unread.json") == [60] * prompts
 
 
 def test_bad_input(fattn, model, tmp_path):
