@@ -363,6 +363,15 @@ TEST(RingAttention, SquaresOfErrorsAreThoseOfOneProcess) {
   for (const auto& [what, x] : squares) EXPECT_LE(std::sqrt(x.ring / x.one), what == "dsinks fp32" ? 1.6 : 1.25) << what;
 }
 
+// Rank 1 has blocks of one shape on both sides: tables of their ALiBi have other lengths, and plans other strides.
+TEST(RingAttentionSmall, AlibiOfBothSides) {
+  AllSquares squares;
+  Case c;
+  c.sequence = {200, 200, RingLayout::kContiguous, {}, {}, true};
+  c.ranks = 4, c.alibi = 1;
+  expect_as_one(c, 3, name_of(c), squares);
+}
+
 // Rows of keys longer than what is summed at once, parts that begin between random numbers, and all that scores depend on.
 TEST(RingAttention, LongRowsOfPairs) {
   AllSquares squares;
@@ -371,8 +380,7 @@ TEST(RingAttention, LongRowsOfPairs) {
     c.sequence = {300, 2100, RingLayout::kContiguous, {}, {}, true};
     c.options.p_dropout = 0.25;
     c.options.window_left = 1700;
-    c.batch = 2;
-    c.alibi = 2;
+    c.batch = c.alibi = 2;
     c.bias = c.mask = c.dbias = c.dlse = true;
     c.bias_fp32 = c.dbias_fp32 = shared;
     c.bias_shares = c.mask_shares = {shared, !shared, shared};

@@ -115,7 +115,27 @@ TEST(RingErrorsSmall, WhatIsRefused) {
   expect(said([&](ForwardTensors& t, Options&) { t.o = t.o.on(Device::kCuda, 0, q.view().data()); }), "o and q are on different devices");
   expect(said([](ForwardTensors&, Options& o) { o.softcap = -1; }), "softcap is -1");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.alibi_slopes = Tensor(lse.view().data(), DType::kF32, {2}, {-1}); }),
-         "alibi_slopes has a negative stride");
+         "alibi_slopes has the stride -1 in dimension 0; strides must be at least 0. Copy the tensor first");
+}
+
+// Beside dropout rank 1, whose rows begin at 10, copies the mask: no block's call sees the strides of heads.
+TEST(RingErrorsSmall, NegativeStridesAreRefused) {
+  Mailboxes boxes;
+  ThreadTransport transport(boxes, 1, 2, false);
+  RingSequence sequence{20, 20, RingLayout::kContiguous, {}, {}, false};
+  const Owned q(DType::kF32, {1, 10, 2, 8}), mask(DType::kU8, {1, 2, 10, 20}), state(DType::kI64, {2});
+  ForwardTensors t{q.view(), q.view(), q.view(), q.view(), {}, {}};
+  t.scores.mask = Tensor(mask.memory.data() + 200, DType::kU8, {1, 2, 10, 20}, {400, -200, 20, 1});
+  t.scores.dropout_state = state.view();
+  Options options;
+  options.p_dropout = 0.5;
+  try {
+    const RingPlan made(transport, sequence, t, options);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()).find("mask has the stride -200 in dimension 1; strides must be at least 0. Copy the tensor first"), 0u)
+        << e.what();
+  }
 }
 
 // What the plan reads by itself, before any block's call looks at it.

@@ -127,6 +127,57 @@ TEST(RingPlanSmall, RowsOfAMaskMayBeOne) {
   });
 }
 
+// A mask whose rows lie far apart, or whose heads are one, takes a copy of no more than its own bytes and a few rows; results are the same bits.
+TEST(RingPlanSmall, MasksAreCopiedWithoutGaps) {
+  RingSequence sequence;
+  sequence.seqlen_q = sequence.seqlen_k = 100;
+  Options options;
+  options.p_dropout = 0.25;
+  options.num_threads = 1;
+  run_ranks(2, false, [&](RingTransport& transport) {
+    const RingSchedule held = ring_schedule(sequence, transport.rank(), transport.ranks());
+    const Rows rows(held, 16);
+    Owned state(DType::kI64, {2});
+    std::memset(state.memory.data(), 1, state.memory.size());
+    struct Found {
+      std::vector<char> all;
+      int64_t bytes = 0;
+    };
+    const auto found = [&](bool one_head, int64_t of_head, int64_t of_row) {
+      const int64_t heads = one_head && of_head > 0 ? 1 : 2, m = held.rows_q;
+      std::vector<char> memory(static_cast<size_t>((heads - 1) * of_head + (m - 1) * of_row + 100), 0x7f);
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < 100; ++j)
+            memory[static_cast<size_t>(h * of_head + i * of_row + j)] = ((one_head ? 0 : h) + i + j) % 3 != 0 || i + j == 8;
+      ForwardTensors f = rows.forward();
+      f.scores.mask = Tensor(memory.data(), DType::kU8, {1, heads, m, 100}, {heads * of_head, of_head, of_row, 1});
+      f.scores.dropout_state = state.view();
+      RingPlan forward(transport, sequence, f, options), backward(transport, sequence, rows.backward(f.scores), options);
+      Workspace workspace(std::max(forward.workspace_bytes(), backward.workspace_bytes()));
+      forward.execute(f, workspace.get(), forward.workspace_bytes());
+      backward.execute(rows.backward(f.scores), workspace.get(), backward.workspace_bytes());
+      Found x{{}, static_cast<int64_t>(forward.workspace_bytes())};
+      for (const Owned* t : {&rows.o, &rows.lse, &rows.dq, &rows.dk, &rows.dv}) x.all.insert(x.all.end(), t->memory.begin(), t->memory.end());
+      return x;
+    };
+    const int64_t head = 100 * held.rows_q;
+    const Found usual = found(false, head, 100), one_head = found(true, head, 100);
+    EXPECT_NE(usual.all, one_head.all);
+    constexpr int64_t kFew = 15 * 2 * 112 + 50 * 2 * 12 + 256;  // rows before the first, of both heads, gaps of 12 bytes at the end of rows
+    for (const auto& [of_head, of_row] : {std::pair<int64_t, int64_t>{100, 200}, {100, 4000}, {4000, 9000}, {117, 237}, {100 * head, 6400}}) {
+      const Found x = found(false, of_head, of_row);
+      EXPECT_EQ(x.all, usual.all) << of_head << " " << of_row;
+      EXPECT_LE(x.bytes, usual.bytes + kFew) << of_head << " " << of_row;
+    }
+    for (const int64_t of_row : {100, 6400}) {
+      const Found x = found(true, 0, of_row);
+      EXPECT_EQ(x.all, one_head.all) << of_row;
+      EXPECT_LE(x.bytes, one_head.bytes + 256 + 65 * 12) << of_row;
+    }
+  });
+}
+
 // Of a call that threw in the middle nothing is left in the way of the next.
 TEST(RingPlanSmall, AfterACallThatThrew) {
   RingSequence sequence;

@@ -87,7 +87,7 @@ inline BackwardTensors RingPlan::backward_of(const detail::RingTensors& t, const
 inline const RingPlan::Call& RingPlan::call_of(const detail::RingTensors& t, const RingBlock& b, size_t hop) {
   const Pads pads = pads_of(b);
   const Key key{b.q_rows,  b.k_rows,  b.window_left, b.window_right, hop == 0 ? -1 : schedule_.hops[hop].rows_received, merges(b), adds(b, hop),
-                pads.rows, pads.keys, b.side != 0,   makes_mask(b)};
+                pads.rows, pads.keys, b.side,        makes_mask(b)};
   const auto found = calls_.find(key);
   if (found != calls_.end()) return found->second;
   Options options = options_;

@@ -27,7 +27,8 @@ namespace fattn {
 // Options: causal masks, windows, softcap, softmax_scale, documents (ids of this rank's rows), sinks and ALiBi (the same on every rank), bias and
 // mask (rows of this rank or one for all, a column for each key of all ranks; not of packed sequences), dropout (dropout_state has the seed and the
 // offset of the whole matrix, the same on every rank: weights are dropped as one process drops them), dlse, dsinks and dbias (what this rank's rows
-// give). Lengths and pages are refused. 16-bit results are rounded once, at the end; on a GPU gradients of blocks are, too.
+// give). A mask beside dropout is copied into the workspace where a rank's first rows lie between random numbers: the mask's bytes, and a few rows.
+// Lengths and pages are refused. 16-bit results are rounded once, at the end; on a GPU gradients of blocks are, too.
 class RingPlan {
  public:
   // Throws Error: kInvalidArgument, kUnsupported (with the reason), and what `transport` throws. `transport` lives as long as the plan.
@@ -69,8 +70,9 @@ class RingPlan {
     Plan plan;
     size_t bytes;
   };
-  // Rows, keys, window, whose keys, where results go; pads, side, whether the mask is a copy.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, bool, bool>;
+  // What tensors of blocks that share a plan have alike, strides too: rows, keys, window, whose keys, where results go; pads, the side, whose table
+  // of ALiBi has heads as far apart as that side's, whether the mask is a copy.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int32_t, bool>;
 
   // The sums of this rank's rows, or of a hop's keys: the caller's tensors where these are fp32.
   detail::RingPart keys_of(const detail::RingTensors& t, size_t hop) const;
@@ -121,6 +123,7 @@ class RingPlan {
   Tensor made_bias(const RingBlock& b) const;
   bool makes_mask(const RingBlock& b) const;
   Tensor made_mask(const RingBlock& b) const;
+  int64_t lay_out_mask();
   Tensor ids_of(const Tensor& ids, size_t padded, int64_t first, int64_t count, int64_t pad) const;
   void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const ForwardTensors& f) const;
   void make_block(const detail::RingTensors& t, const RingBlock& b, size_t hop, const BackwardTensors& g) const;
@@ -203,8 +206,9 @@ class RingPlan {
     size_t q_pad = 0, k_pad = 0, v_pad = 0, ids_q = 0, ids_k = 0;          // a block behind rows and keys before its own
     size_t o_pad = 0, dout_pad = 0, lse_pad = 0, dlse_pad = 0;             // backward, likewise; lse_pad: or with row terms
     size_t bias = 0, dbias = 0, dbias_part = 0;                            // of a block, made; the gradient of a bias of one row, a block's
-    size_t mask = 0, mask_bytes = 0;                                       // rows of the caller's behind others; mask_bytes: of a head
-    int64_t mask_rows = 0;                                                 // of the caller's
+    size_t mask = 0;                                                       // rows of the caller's behind others
+    int64_t mask_rows = 0, mask_strides[3] = {};                           // of the caller's; of the copy: batch, heads, rows
+    int64_t mask_run = 0, mask_runs[3] = {};                               // bytes that are copied at once; how often, likewise
     size_t tables = 0, hiding = 0, zero_row = 0, zero_row_bytes = 0;       // fattn/ring_scores.hpp
     size_t multiples[2] = {};                                              // of slopes, ascending and descending
     bool has_multiples[2] = {};                                            // that blocks take some of these

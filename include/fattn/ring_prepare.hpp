@@ -158,11 +158,8 @@ inline void RingPlan::lay_out() {
   space_.ids_q = take(pad_q > 0 && planned_.document_q ? rows : 0, 1, DType::kI32);
   space_.ids_k = take(pad_k > 0 && planned_.document_q ? keys_of_block : 0, 1, DType::kI32);
   space_.bias = take_bytes(sizeof(float) * static_cast<size_t>(most_of([&](const RingBlock& b) { return makes_bias(b) ? made_bias(b).size() : 0; })));
-  space_.mask_rows = most_of([&](const RingBlock& b) { return makes_mask(b) ? b.q_row + b.q_rows : 0; });
-  if (space_.mask_rows > 0) {
-    space_.mask_bytes = static_cast<size_t>((detail::kRingRows - 2 + space_.mask_rows) * planned_.mask.stride(2) + planned_.mask.shape(3));
-    space_.mask = take_bytes(static_cast<size_t>(planned_.mask.shape(0) * planned_.mask.shape(1)) * space_.mask_bytes);
-  }
+  space_.mask_rows = most_of([&](const RingBlock& b) { return makes_mask(b) && planned_.mask.size() > 0 ? b.q_row + b.q_rows : 0; });
+  if (space_.mask_rows > 0) space_.mask = take_bytes(static_cast<size_t>(lay_out_mask()));
   if (planned_.is_forward) {
     space_.o = take(short_dtype ? schedule_.rows_q : 0, width_v, DType::kF32);
     space_.lse = take(schedule_.rows_q, nheads_, merges_any_ ? DType::kF64 : DType::kF32);

@@ -5,6 +5,7 @@
 // keys at once: a block that begins elsewhere gets rows and keys before its own (pads), whose results are thrown away, or which a bias of -inf hides.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -55,23 +56,46 @@ inline bool RingPlan::makes_mask(const RingBlock& b) const {
 }
 inline Tensor RingPlan::made_mask(const RingBlock& b) const {
   const Pads pads = pads_of(b);
-  const Tensor& mask = planned_.mask;
-  const int64_t row = mask.stride(2), head = static_cast<int64_t>(space_.mask_bytes);
-  const int64_t first = (detail::kRingRows - 1 + b.q_row - pads.rows) * row + b.k_position - pads.keys;
-  return Tensor(nullptr, DType::kU8, {mask.shape(0), mask.shape(1), b.q_rows + pads.rows, b.k_rows + pads.keys}, {mask.shape(1) * head, head, row, 1})
+  const int64_t* const stride = space_.mask_strides;
+  const int64_t first = (detail::kRingRows - 1 + b.q_row - pads.rows) * stride[2] + b.k_position - pads.keys;
+  return Tensor(nullptr, DType::kU8, {planned_.mask.shape(0), planned_.mask.shape(1), b.q_rows + pads.rows, b.k_rows + pads.keys},
+                {stride[0], stride[1], stride[2], 1})
       .on(device_, index_, at(space_.mask + static_cast<size_t>(first)));
 }
-// Once a call: its rows as they lie, each head's behind rows of zeros.
-inline void RingPlan::copy_mask(const detail::RingTensors& t) const {
+// The copy has the dimensions in the order in which they lie in memory, and one where a stride of 0 makes one of many. Rows, heads or entries between
+// which there is little or nothing stay as they lie, a run that is copied at once; between others the copy leaves no gap. Rows before a head's own,
+// whose results are thrown away, are those of the head before it, or zeros in front of all. Returns the copy's bytes.
+inline int64_t RingPlan::lay_out_mask() {
+  const Tensor& mask = planned_.mask;
+  const int64_t counts[] = {mask.shape(0), mask.shape(1), space_.mask_rows};
+  int order[] = {0, 1, 2};
+  std::sort(order, order + 3, [&](int a, int b) { return mask.stride(a) < mask.stride(b); });
+  int64_t bytes = mask.shape(3);
+  bool is_run = true;
+  space_.mask_run = bytes;
+  for (const int d : order) {
+    space_.mask_runs[d] = 1;
+    if (counts[d] == 1 || mask.stride(d) == 0) continue;
+    is_run = is_run && mask.stride(d) <= bytes + bytes / 4;
+    space_.mask_strides[d] = is_run ? mask.stride(d) : (bytes + 15) / 16 * 16;  // which a GPU reads at once
+    bytes += (counts[d] - 1) * space_.mask_strides[d];
+    if (is_run)
+      space_.mask_run = bytes;
+    else
+      space_.mask_runs[d] = counts[d];
+  }
+  return (detail::kRingRows - 1) * space_.mask_strides[2] + bytes;
+}
+inline void RingPlan::copy_mask(const detail::RingTensors& t) const {  // once a call
   if (space_.mask_rows == 0) return;
-  const size_t row = static_cast<size_t>(t.mask.stride(2)), pad = static_cast<size_t>(detail::kRingRows - 1) * row;
-  const size_t bytes = static_cast<size_t>(space_.mask_rows - 1) * row + static_cast<size_t>(t.mask.shape(3));
-  for (int64_t n = 0; n < t.mask.shape(0); ++n)
-    for (int64_t h = 0; h < t.mask.shape(1); ++h) {
-      char* const to = at(space_.mask + static_cast<size_t>(n * t.mask.shape(1) + h) * space_.mask_bytes);
-      set_bytes(to, pad);
-      copy_bytes(to + pad, static_cast<const char*>(t.mask.data()) + n * t.mask.stride(0) + h * t.mask.stride(1), bytes, FATTN_COPY_ON_DEVICE);
-    }
+  const int64_t *const runs = space_.mask_runs, *const stride = space_.mask_strides, pad = (detail::kRingRows - 1) * stride[2];
+  set_bytes(at(space_.mask), static_cast<size_t>(pad));
+  for (int64_t n = 0; n < runs[0]; ++n)
+    for (int64_t h = 0; h < runs[1]; ++h)
+      for (int64_t row = 0; row < runs[2]; ++row)
+        copy_bytes(at(space_.mask + static_cast<size_t>(pad + n * stride[0] + h * stride[1] + row * stride[2])),
+                   static_cast<const char*>(t.mask.data()) + n * t.mask.stride(0) + h * t.mask.stride(1) + row * t.mask.stride(2),
+                   static_cast<size_t>(space_.mask_run), FATTN_COPY_ON_DEVICE);
 }
 inline Tensor RingPlan::ids_of(const Tensor& ids, size_t padded, int64_t first, int64_t count, int64_t pad) const {
   if (pad == 0) return detail::slice(ids, 1, first, count);

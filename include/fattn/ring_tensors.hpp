@@ -103,8 +103,11 @@ struct RingTensors {
     if (slopes && (slopes.dtype() != DType::kF32 || slopes.ndim() > 2 || slopes.shape(slopes.ndim() - 1) != q.shape(2) ||
                    (slopes.ndim() == 2 && slopes.shape(0) != q.shape(0))))
       invalid("alibi_slopes is not fp32 (nheads) or (batch, nheads); q has " + std::to_string(q.shape(2)) + " heads");
-    if (slopes && (slopes.stride(0) < 0 || slopes.stride(slopes.ndim() - 1) < 0))
-      invalid("alibi_slopes has a negative stride; ring attention takes none");
+    for (const Named& x : {Named{&slopes, "alibi_slopes"}, Named{&bias, "bias"}, Named{&mask, "mask"}, Named{&dbias, "dbias"}})
+      for (int i = 0; i < x.tensor->ndim(); ++i)
+        if (x.tensor->stride(i) < 0)
+          invalid(std::string(x.name) + " has the stride " + std::to_string(x.tensor->stride(i)) + " in dimension " + std::to_string(i) +
+                  "; strides must be at least 0. Copy the tensor first");
     if (!(p_dropout > 0)) return;
     if (!dropout_state)
       invalid("p_dropout is " + std::to_string(p_dropout) + ", and dropout_state is absent; it has the seed and the offset, two int64");
