@@ -388,14 +388,6 @@ TEST(RingAttention, LongRowsOfPairs) {
   }
 }
 
-TEST(RingAttentionSmall, AlibiOnBothSides) {
-  AllSquares squares;
-  Case c;
-  c.sequence = {47, 78, RingLayout::kContiguous, {}, {}, true};
-  c.alibi = 1, c.ranks = 8;  // blocks of one size have keys on either side of their queries, and share a plan
-  expect_as_one(c, 9, name_of(c), squares);
-}
-
 TEST(RingAttentionSmall, OverGroups) {
   AllSquares squares;
   expect_range(1000, 1010, squares, by_groups);

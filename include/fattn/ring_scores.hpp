@@ -154,7 +154,7 @@ inline void RingPlan::lay_out_tables(size_t& used) {
         end[s.descends] = any[s.descends] ? std::max(end[s.descends], s.first + s.count) : s.first + s.count;
         any[s.descends] = true;
       }
-  // One length for both, as blocks of either side share plans, whose strides it is; of 64 numbers, so that heads begin where a block's memory may.
+  // One length for both tables; of 64 numbers, so that heads begin where a block's memory may.
   space_.length = (std::max(end[0] - least[0], end[1] - least[1]) + 63) / 64 * 64;
   for (const int descends : {0, 1}) {
     space_.least[descends] = least[descends];
