@@ -70,8 +70,8 @@ class RingPlan {
     Plan plan;
     size_t bytes;
   };
-  // What tensors of blocks that share a plan have alike, strides too: rows, keys, window, whose keys, where results go; pads, the side, whose table
-  // of ALiBi has heads as far apart as that side's, whether the mask is a copy.
+  // What tensors of blocks that share a plan have alike, strides too: rows, keys, window, whose keys, where results go; pads, the side of ALiBi,
+  // whether the mask is a copy.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int32_t, bool>;
 
   // The sums of this rank's rows, or of a hop's keys: the caller's tensors where these are fp32.
