@@ -43,8 +43,9 @@ def _check_new(cache: torch.Tensor, new: torch.Tensor, name: str, batch: int, so
 
 
 def _reaches_twice(x: torch.Tensor) -> bool:
-    """Whether one element has two indices, as in an expanded view. May say yes for strides that no library makes."""
-    if torch.compiler.is_compiling() and not all(type(n) is int for n in (*x.stride(), *x.shape)):  # symbols cannot be sorted
+    """Whether one element has two indices, as in an expanded view. May say yes for strides that no library makes. Inside torch.compile, where sizes may be symbols,
+    expanded views alone are looked for."""
+    if torch.compiler.is_compiling():  # which cannot sort symbols
         return any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape))
     reach = 0
     for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
