@@ -18,6 +18,7 @@
 #include "gpt2/evaluate/scores.h"
 #include "gpt2/evaluate/tasks.h"
 #include "gpt2/generate/generate.h"
+#include "gpt2/model_folder.h"
 
 namespace fattn::cli {
 namespace {

@@ -20,6 +20,7 @@
 #include "cli/values.h"
 #include "gpt2/error.h"
 #include "gpt2/generate/generate.h"
+#include "gpt2/model_folder.h"
 
 namespace fattn::cli {
 namespace {

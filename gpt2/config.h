@@ -42,8 +42,6 @@ struct Config {
 Config parse_config(std::string_view json);
 // Of a folder's config.json.
 Config read_config(const std::string& folder);
-// Throws Error where it is not there, has no config.json, or is a training run, whose checkpoints are models.
-void require_model_folder(const std::string& folder);
 // Throws Error for sizes that cannot be.
 void check(const Config& config);
 
