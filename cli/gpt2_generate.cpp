@@ -77,17 +77,13 @@ struct Price {
 };
 Price price_of(const gpt2::Model& model, gpt2::SessionOptions options, const std::vector<std::vector<Token>>& prompts) {
   constexpr int kSteps = 5;
-  size_t count = std::min(prompts.size(), static_cast<size_t>(options.batch));
-  if (options.page_size > 0) {  // as many as the cache holds together
-    const auto pages_of = [&](size_t i) { return gpt2::Pages::pages_of(static_cast<int64_t>(prompts[i].size()), options.page_size); };
-    int64_t pages = options.cache_tokens / options.page_size;
-    for (size_t i = 0; i < count; ++i)
-      if ((pages -= pages_of(i)) < 0) count = i;
-  }
   options.batch_invariant = true;
   gpt2::Session with(model, options);
   options.batch_invariant = false;
   gpt2::Session without(model, options);
+  const size_t most = std::min(prompts.size(), static_cast<size_t>(options.batch));
+  size_t count = 0;  // as many as the cache holds together
+  while (count < most && with.reserve(static_cast<int64_t>(count), static_cast<int64_t>(prompts[count].size()))) ++count;
   std::vector<double> seconds[2];
   for (gpt2::Session* session : {&with, &without}) {
     std::vector<gpt2::NewTokens> parts;

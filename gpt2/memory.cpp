@@ -39,10 +39,10 @@ std::vector<MemoryUse> memory_of(const Config& c, DType dtype, const Compute& co
   uses.push_back({"weights", "parameters", std::to_string(parameters), weights});
   uses.push_back({"weights", "tied embedding and head, padding", "", static_cast<int64_t>(weight_bytes(c, dtype, device)) - weights});
   const SessionOptions& o = plans.options();
-  uses.push_back({"KV cache", "keys and values",
-                  o.page_size > 0 ? words({2, c.n_layer, o.cache_tokens / o.page_size, o.page_size, c.kv_width()})
-                                  : words({2, c.n_layer, o.batch, o.context, c.kv_width()}),
-                  static_cast<int64_t>(memory.cache)});
+  uses.push_back(
+      {"KV cache", "keys and values",
+       o.page_size > 0 ? words({2, c.n_layer, o.pages(), o.page_size, c.kv_width()}) : words({2, c.n_layer, o.batch, o.context, c.kv_width()}),
+       static_cast<int64_t>(memory.cache)});
   for (const SessionMemory::Use& use : memory.activations)
     if (use.bytes > 0) uses.push_back({"activations", use.what, words({use.rows, use.width}), static_cast<int64_t>(use.bytes)});
   uses.push_back({"workspace", "kernels' own, the largest", "", static_cast<int64_t>(memory.workspace)});

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "gpt2/error.h"
-#include "gpt2/model/pages.h"
 
 namespace fattn::gpt2 {
 namespace {
@@ -54,7 +53,7 @@ ForwardTensors Attention::tensors(const Shape& s, const Lists& lists, const void
   t.v = Tensor(v, dtype_, {entries, rows, kv_heads, d}, {entry, kv_heads * d, d, 1});
   t.o = Tensor(o, dtype_, {s.sequences, s.queries, heads, d});
   if (s.keys == 0) t.scores.seqused_k = Tensor(lists.used, DType::kI32, {s.sequences});
-  if (paged) t.scores.block_table = Tensor(lists.table, DType::kI32, {s.sequences, Pages::pages_of(options_.context, options_.page_size)});
+  if (paged) t.scores.block_table = Tensor(lists.table, DType::kI32, {s.sequences, options_.columns});
   if (!gpu_) return t;
   for (Tensor* tensor : {&t.q, &t.k, &t.v, &t.o}) *tensor = tensor->on(Device::kCuda, *gpu_, tensor->data());
   if (s.keys == 0) t.scores.seqused_k = t.scores.seqused_k.on(Device::kCuda, *gpu_, lists.used);
@@ -77,7 +76,6 @@ void Attention::execute(int64_t layer, const std::vector<Span>& spans, const Lis
   const auto at = [&](const void* base, int64_t element) { return static_cast<const std::byte*>(base) + element * size; };
   const double scale = scale_of(layer);
   const bool paged = options_.page_size > 0;
-  const int64_t columns = paged ? Pages::pages_of(options_.context, options_.page_size) : 0;
   int64_t row = 0;
   for (size_t i = 0; i < spans.size();) {
     const Span& first = spans[i];
@@ -94,7 +92,7 @@ void Attention::execute(int64_t layer, const std::vector<Span>& spans, const Lis
     if (needed > workspace_bytes_ && more_.size() < needed) more_ = Block(needed, "attention's workspace", space);
     std::byte* room = needed > workspace_bytes_ ? more_.at(0) : workspace;
     const int64_t cache = paged ? 0 : first.sequence * options_.context * config_.kv_width();
-    const Lists from{lists.used + first.sequence, paged ? lists.table + first.sequence * columns : nullptr};
+    const Lists from{lists.used + first.sequence, paged ? lists.table + first.sequence * options_.columns : nullptr};
     made.execute(
         tensors(shape, from, at(qkv, row * config_.qkv_width()), at(k, cache), at(v, cache), const_cast<std::byte*>(at(o, row * config_.n_embd))),
         room, needed, space.stream());

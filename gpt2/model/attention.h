@@ -24,8 +24,9 @@ class Attention {
   struct Options {
     int64_t batch = 1, context = 1, rows = 1;
     Algorithm algorithm = Algorithm::kAuto;
-    bool alone = false;                // each sequence in a call of its own, so that no other changes how its work is split
-    int64_t page_size = 0, pages = 0;  // of the cache; 0: every sequence has a place of its own
+    bool alone = false;  // each sequence in a call of its own, so that no other changes how its work is split
+    // Of a cache in pages, 0 of another: tokens of a page, pages, and pages of a sequence at most.
+    int64_t page_size = 0, pages = 0, columns = 0;
   };
   Attention(const Config& config, DType dtype, const Compute& compute, const Options& options);
 

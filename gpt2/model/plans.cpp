@@ -31,7 +31,7 @@ SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
 }
 
 Attention::Options attention_options(const SessionOptions& o) {
-  return {o.batch, o.context, o.rows, o.algorithm, o.batch_invariant, o.page_size, o.page_size > 0 ? o.cache_tokens / o.page_size : 0};
+  return {o.batch, o.context, o.rows, o.algorithm, o.batch_invariant, o.page_size, o.pages(), o.columns()};
 }
 
 }  // namespace
@@ -91,8 +91,7 @@ SessionMemory SessionPlans::memory() const {
   add("places in the cache", rows, 1, 8, true);
   add("lengths", options_.batch, 1, 4, true);
   add("targets", options_.hidden ? rows : 0, 1, 4, true);
-  add("pages of sequences", options_.page_size > 0 ? options_.batch : 0,
-      options_.page_size > 0 ? Pages::pages_of(options_.context, options_.page_size) : 0, 4, true);
+  add("pages of sequences", options_.batch, options_.columns(), 4, true);
   m.workspace = workspace_;
   const int64_t tokens = options_.page_size > 0 ? options_.cache_tokens : options_.batch * options_.context;
   BlockLayout cache;

@@ -36,8 +36,7 @@ Session::Session(const Model& model, const SessionOptions& options)
   take(lse_);
   for (size_t* to : {&ids_, &positions_, &select_, &slots_, &used_, &targets_, &table_}) *to = places[i++];
   if (const SessionOptions& o = plans_.options_; o.page_size > 0)
-    pages_ = Pages(o.page_size, o.cache_tokens / o.page_size, o.batch, Pages::pages_of(o.context, o.page_size),
-                   reinterpret_cast<int32_t*>(inputs_.host(table_)));
+    pages_ = Pages(o.page_size, o.pages(), o.batch, o.columns(), reinterpret_cast<int32_t*>(inputs_.host(table_)));
   spans_.reserve(static_cast<size_t>(options.batch));
   logit_at_.reserve(static_cast<size_t>(plans_.options_.logit_rows));
   if (space_.on_gpu()) decoding_ = std::make_unique<Decoding>(*this);
@@ -81,8 +80,7 @@ void Session::take_pages(std::span<const NewTokens> parts) {
 
 void Session::send_table() {
   if (!table_changed_) return;
-  const SessionOptions& o = options();
-  if (o.page_size > 0) inputs_.send(table_, static_cast<size_t>(o.batch * Pages::pages_of(o.context, o.page_size)) * sizeof(int32_t));
+  if (options().page_size > 0) inputs_.send(table_, static_cast<size_t>(options().batch * options().columns()) * sizeof(int32_t));
   table_changed_ = false;
 }
 
@@ -134,8 +132,9 @@ void Session::check(std::span<const NewTokens> parts, bool in_chunks) const {
   if (!in_chunks && rows > options().rows)
     throw Error("a step of " + std::to_string(rows) + " tokens; this session takes " + std::to_string(options().rows) + ": use prefill()");
   if (options().page_size > 0 && pages > pages_.free())
-    throw Error("this step needs " + std::to_string(pages) + (pages == 1 ? " more page of " : " more pages of ") + std::to_string(options().page_size) + " tokens; the cache has " +
-                std::to_string(pages_.free()) + " left: use a larger cache, or fewer sequences at once");
+    throw Error("this step needs " + std::to_string(pages) + (pages == 1 ? " more page of " : " more pages of ") +
+                std::to_string(options().page_size) + " tokens; the cache has " + std::to_string(pages_.free()) +
+                " left: use a larger cache, or fewer sequences at once");
   if (logits > options().logit_rows)
     throw Error("logits of " + std::to_string(logits) + " tokens; this session has room for " + std::to_string(options().logit_rows));
 }

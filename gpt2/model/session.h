@@ -32,6 +32,9 @@ struct SessionOptions {
   // Sequences share a cache of so many tokens, rounded up to pages, which they take as they grow; 0: none shares, each has room for its context. One
   // of the two alone stands for the other: 64 tokens a page, and as many tokens as batch times context.
   int64_t page_size = 0, cache_tokens = 0;
+  // Of the numbers that a session has: pages of the cache, and at most of a sequence; 0: there are none.
+  int64_t pages() const { return page_size > 0 ? cache_tokens / page_size : 0; }
+  int64_t columns() const { return page_size > 0 ? Pages::pages_of(context, page_size) : 0; }
 
   bool operator==(const SessionOptions&) const = default;
 };
@@ -110,7 +113,8 @@ class Session {
   // For measurements: as if a sequence had so many tokens, whose keys and values are 0.
   void pretend(int64_t sequence, int64_t length);
 
-  // Each sequence once, in ascending order. After an Error nothing has changed; pages that it took stay the sequence's until it is truncated. On a GPU it returns while the work is under way.
+  // Each sequence once, in ascending order. After an Error nothing has changed; pages that it took stay the sequence's until it is truncated. On a
+  // GPU it returns while the work is under way.
   void step(std::span<const NewTokens> parts);
   void step(std::initializer_list<NewTokens> parts) { step(std::span<const NewTokens>(parts.begin(), parts.size())); }
   // The same for prompts of any length, in chunks of at most options().rows tokens; logits are those of each prompt's last token, in the order of
