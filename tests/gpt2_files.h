@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,17 @@ inline std::vector<float> all_logits(const Model& model, const std::vector<Token
   Session session(model, options);
   session.step({{0, ids, WantLogits::kAll}});
   return {session.logits(0), session.logits(n)};
+}
+
+// What a call throws.
+template <class Call>
+std::string said(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
 }
 
 inline double scale_of(const std::vector<float>& v) {

@@ -19,6 +19,7 @@
 namespace fattn {
 namespace {
 
+using gpt2::said;
 using test::blas_calls;
 using test::CudaStub;
 using test::expect_contains;
@@ -32,16 +33,6 @@ const CudaStub& stub() {
 }
 
 const ops::Device kGpu{ops::Place::kCuda};
-
-template <class Call>
-std::string said(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 class OpsCuda : public testing::Test {
  protected:

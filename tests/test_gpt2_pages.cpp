@@ -109,14 +109,6 @@ TEST(Gpt2PagedTextSmall, TheSameInLessMemory) {
 TEST(Gpt2PagedTextSmall, SaysWhatIsAllowed) {
   const Files files(small());
   const Model model = files.load();
-  const auto said = [](const auto& call) {
-    try {
-      call();
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was refused");
-  };
   const auto says = [](const std::string& text, const char* part) { EXPECT_NE(text.find(part), std::string::npos) << text; };
   says(said([&] { Session(model, {.page_size = -1}); }), "page_size is -1; allowed: 0 (no pages) to 2^31 - 1");
   says(said([&] { Session(model, {.cache_tokens = -7}); }), "cache_tokens is -7; allowed: 0 (batch times context)");
