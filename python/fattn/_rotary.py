@@ -86,8 +86,9 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved
             offsets = operator.index(offsets)
         except TypeError:
             raise TypeError(f"offsets is a {type(offsets).__name__}; it must be an int or a torch.Tensor") from None
-    beside = x if cu_seqlens is None else cu_seqlens  # positions are made where cu_seqlens is, which may be the CPU
-    for name, t, other, of in (("cos", cos, "x", x), ("sin", sin, "x", x), ("offsets", offsets, "x" if cu_seqlens is None else "cu_seqlens", beside)):
+    beside_x = ("x", x)
+    beside_positions = ("cu_seqlens", cu_seqlens) if packed else beside_x  # made where cu_seqlens is, which may be the CPU
+    for name, t, (other, of) in (("cos", cos, beside_x), ("sin", sin, beside_x), ("offsets", offsets, beside_positions)):
         if isinstance(t, torch.Tensor) and t.device != of.device:
             raise ValueError(f"{name} is on {t.device} and {other} on {of.device}; they must be on one device")
     if x.dim() != (3 if packed else 4) or (packed and bhsd):
