@@ -3,9 +3,11 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <thread>
 #include <tuple>
 
 #include "fattn/fattn.hpp"

@@ -273,15 +273,6 @@ __attribute__((noinline)) void add_nonfinite_rows(const DecodeTask& task, const 
   }
 }
 
-// Are n floats all NaN? Then nothing changes them.
-static inline bool all_nan_values(const float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const F32 y = load(x + i);
-    if (!(largest_lane(where_equal(y, y, set1(1.0f), zero())) == 0)) return false;
-  }
-  return true;
-}
-
 // acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. Where documents, bias or
 // mask hide a pair, an Inf or NaN is left out of V and added afterwards.
 template <class T, class Ops>
@@ -338,8 +329,8 @@ void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const Dec
   const int64_t all = task.rows * s.width_v;
   if (!may_hide || !any_nonfinite(v, stride, n, task.headdim_v) || !kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, s.kinds, counts)) {
     add_to(head.acc, head.scores + seen, v, stride, Flag<false>{});
-  } else if (!all_nan_values(head.acc, all)) {
-    add_to(head.acc, head.scores + seen, v, stride, Flag<true>{});
+  } else if (const Sums so_far = what_sums_hold(head.acc, s.width_v, task.rows, task.headdim_v); so_far != Sums::kAllNan) {
+    if (so_far == Sums::kSomeFinite) add_to(head.acc, head.scores + seen, v, stride, Flag<true>{});
     const bool some_seen = any_nonfinite_seen(v, stride, n, task.headdim_v, counts);
     if (some_seen && task.rows <= kFewRows) {
       add_nonfinite_rows<T, Ops>(task, s, side_by_side, n, head.scores + seen, head.acc);

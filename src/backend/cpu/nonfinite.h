@@ -125,6 +125,23 @@ static inline bool all_nan(const float* x, int64_t n, int64_t begin, int64_t end
   return true;
 }
 
+// What sums hold. Inf and NaN stay what finite numbers are added to; nothing at all changes NaN.
+enum class Sums { kSomeFinite, kNoneFinite, kAllNan };
+
+// Of rows of n floats, `stride` apart, n any number.
+static inline Sums what_sums_hold(const float* x, int64_t stride, int64_t rows, int64_t n) {
+  const F32 zeros = zero(), ones = set1(1.0f), nan = set1(__builtin_nanf(""));
+  F32 numbers = zeros;  // above 0 where one is no NaN
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < n; i += kLanes) {
+      F32 y = load(x + r * stride + i);
+      if (n - i < kLanes) y = keep_below(y, static_cast<int>(n - i), nan);
+      if (largest_lane(where_equal(sub(y, y), zeros, ones, zeros)) > 0) return Sums::kSomeFinite;
+      numbers = max(numbers, where_equal(y, y, ones, zeros));
+    }
+  return largest_lane(numbers) > 0 ? Sums::kNoneFinite : Sums::kAllNan;
+}
+
 // Of a tile of the backward pass, [key][kTile] lanes: P and dS of hidden pairs become 0, and the kinds of pairs, as P^T lies (rows) and as dS^T lies
 // for dQ (columns, where it matters only whether a pair counts).
 FATTN_INLINE void hide_and_tell_kinds(OpsF32, const float* hidden, int64_t keys, float* p, float* ds, float*, float* rows, float*) {
