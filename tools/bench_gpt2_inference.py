@@ -5,9 +5,10 @@ decode the weights and the cache read once at the rate of a copy, prefill its ar
 a token there, as in a program that generates text.
 
     tools/bench_gpt2_inference.py --fattn build/cli/fattn --json out.json
-    tools/bench_gpt2_inference.py --device cpu --threads 2 --dtype fp32 --presets gpt2 --decode 1x512 --prefill 1x512"""
+    tools/bench_gpt2_inference.py --device cpu --threads 2 --dtype fp32,bf16 --runs 3 --presets gpt2 --decode 1x512 --prefill 1x512"""
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 import compact_records
+import gpt2_training_rows
 import torch
 import transformers
 from transformers import GPT2LMHeadModel
@@ -99,11 +101,30 @@ def theirs(arguments) -> None:
     print(json.dumps((decode if what == "decode" else prefill)(model, batch, context, compiled, seconds)))
 
 
-def ours(arguments, folder: Path, batch: int, context: int) -> dict:
-    command = [arguments.fattn, "gpt2", "bench", str(folder), "--device", arguments.device, "--dtype", arguments.dtype, "--batch", str(batch), "--context",
+def ours(arguments, folder: Path, dtype: str, batch: int, context: int) -> dict:
+    command = [arguments.fattn, "gpt2", "bench", str(folder), "--device", arguments.device, "--dtype", dtype, "--batch", str(batch), "--context",
                str(context), "--threads", str(arguments.threads), "--seconds", str(arguments.seconds), "--json", "-"]
     record = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {timing["pass"]: timing for timing in record["timings"]} | {"read_bytes_per_s": record["read_bytes_per_s"]}
+
+
+def row_of(arguments, folder: Path, dtype: str, what: str, case: str) -> dict:
+    """One pass of both, in seconds; None where transformers failed."""
+    batch, context = map(int, case.split("x"))
+    found = ours(arguments, folder, dtype, batch, context)
+    row = {"model": folder.name, "dtype": dtype, "pass": what, "batch": batch, "context": context, "fattn": found[what]["seconds"]["median"],
+           "limit": found[what]["limit_seconds"], "read_bytes_per_s": found["read_bytes_per_s"]}
+    contestants = {"sdpa": False, "sdpa+compile": True} if arguments.device == "cuda" else {"sdpa": False}
+    for name, compiled in contestants.items():
+        case_of = json.dumps([str(folder), dtype, what, batch, context, compiled, arguments.seconds])
+        one = [sys.executable, __file__, "--device", arguments.device, "--threads", str(arguments.threads), "--one", case_of]
+        done = subprocess.run(one, capture_output=True, text=True)
+        row[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+        if done.returncode != 0:
+            print(f"{folder.name} {what} {case} {name}: {(done.stderr.strip() or 'no message').splitlines()[-1][:300]}", file=sys.stderr)
+    times = ", ".join(f"{name} {row[name] * 1e6:.0f} us ({row[name] / row['fattn']:.2f}x)" for name in contestants if row[name])
+    print(f"{folder.name} {dtype} {what} {case}: fattn {row['fattn'] * 1e6:.0f} us, {row['fattn'] / row['limit']:.2f}x of the limit; {times}", flush=True)
+    return row
 
 
 def write(record: dict, path: Path) -> None:
@@ -122,7 +143,8 @@ def main() -> None:
     parser.add_argument("--presets", default="gpt2,gpt2-xl")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--threads", type=int, default=0, help="of the CPU, of both; 0: as many as each takes by itself")
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32, several by commas")
+    parser.add_argument("--runs", type=int, default=1, help="how often all of it is measured")
     parser.add_argument("--decode", default="1x512,64x512", help="batch x context, several by commas")
     parser.add_argument("--prefill", default="8x1024")
     parser.add_argument("--seconds", type=float, default=1.0)
@@ -133,32 +155,25 @@ def main() -> None:
     if arguments.one:
         return theirs(arguments)
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads or 'all'} threads of {processor()}"
+    dtypes = arguments.dtype.split(",")
+    if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
+        parser.error(f"--dtype has {unknown[0]!r}; it takes {', '.join(DTYPES)}, several by commas")
+    if arguments.runs < 1:
+        parser.error(f"--runs is {arguments.runs}; give 1 or more")
     rows: list[dict] = []
-    record = {"device": device, "torch": torch.__version__, "transformers": transformers.__version__, "dtype": arguments.dtype, "rows": rows}
-    for preset in arguments.presets.split(","):
+    on = {"cpu": lambda info: info["cpu"]} if arguments.device == "cpu" else {"gpus": lambda info: info["gpu"]["devices"]}
+    record = {"environment": gpt2_training_rows.environment_of(arguments.fattn, **on), "device": device, "torch": torch.__version__,
+              "transformers": transformers.__version__, "rows": rows}
+    cases = [("decode", case) for case in arguments.decode.split(",") if case] + [("prefill", case) for case in arguments.prefill.split(",") if case]
+    for run, preset, dtype in itertools.product(range(1, arguments.runs + 1), arguments.presets.split(","), dtypes):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / preset
-            subprocess.run([arguments.fattn, "gpt2", "init", "--preset", preset, "--dtype", arguments.dtype, "--seed", "1", str(folder)], check=True,
+            subprocess.run([arguments.fattn, "gpt2", "init", "--preset", preset, "--dtype", dtype, "--seed", "1", str(folder)], check=True,
                            stdout=subprocess.DEVNULL)
-            for what, cases in (("decode", arguments.decode), ("prefill", arguments.prefill)):
-                for case in filter(None, cases.split(",")):
-                    batch, context = map(int, case.split("x"))
-                    found = ours(arguments, folder, batch, context)
-                    row = {"model": preset, "pass": what, "batch": batch, "context": context, "fattn": found[what]["seconds"]["median"],
-                           "limit": found[what]["limit_seconds"], "read_bytes_per_s": found["read_bytes_per_s"]}
-                    contestants = {"sdpa": False, "sdpa+compile": True} if arguments.device == "cuda" else {"sdpa": False}
-                    for name, compiled in contestants.items():
-                        case_of = json.dumps([str(folder), arguments.dtype, what, batch, context, compiled, arguments.seconds])
-                        one = [sys.executable, __file__, "--device", arguments.device, "--threads", str(arguments.threads), "--one", case_of]
-                        done = subprocess.run(one, capture_output=True, text=True)
-                        row[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-                        if done.returncode != 0:
-                            print(f"{preset} {what} {case} {name}: {(done.stderr.strip() or 'no message').splitlines()[-1][:300]}", file=sys.stderr)
-                    rows.append(row)
-                    if arguments.json:
-                        write(record, Path(arguments.json))
-                    times = ", ".join(f"{name} {row[name] * 1e6:.0f} us ({row[name] / row['fattn']:.2f}x)" for name in contestants if row[name])
-                    print(f"{preset} {what} {case}: fattn {row['fattn'] * 1e6:.0f} us, {row['fattn'] / row['limit']:.2f}x of the limit; {times}", flush=True)
+            for what, case in cases:
+                rows.append({"run": run} | row_of(arguments, folder, dtype, what, case))
+                if arguments.json:
+                    write(record, Path(arguments.json))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ WORDS = {
     "h200-gpt2-training": "`tools/bench_gpt2_training.py --device cuda`: [GPT2](../GPT2.md#training-on-a-gpu)",
     "h200-gpt2-medium-training": "`tools/bench_gpt2_training.py --device cuda --table`", "h200-pages": "`tools/bench_pages.py`: a paged cache beside a contiguous one",
     "h200-gpt2-two-gpus": "`tools/bench_gpt2_training.py --device cuda --ranks 2`: [GPT2](../GPT2.md#many-gpus)",
+    "cpu-gpt2-bench": "`tools/bench_gpt2_inference.py --device cpu`: [GPT2](../GPT2.md#on-a-cpu-beside-transformers)",
     "cpu-gpt2-training": "`tools/bench_gpt2_training.py`: 200 steps beside transformers: [GPT2](../GPT2.md#a-small-model)",
     "h200-ring": "`tools/bench_ring.py --ranks 2`: ring attention on two GPUs",
     "cpu-ring-errors": "`fattn.distributed check --errors`: ring attention's errors over those of one process",
