@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,11 @@
 #include "gpt2/weights/save.h"
 #include "gpt2/weights/tensors.h"
 #include "temporary_folder.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
+
+using test::thrown_by;
 
 inline Config small() {
   Config c;
@@ -62,17 +64,6 @@ inline std::vector<float> all_logits(const Model& model, const std::vector<Token
   Session session(model, options);
   session.step({{0, ids, WantLogits::kAll}});
   return {session.logits(0), session.logits(n)};
-}
-
-// What a call throws.
-template <class Call>
-std::string said(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 inline double scale_of(const std::vector<float>& v) {

@@ -11,6 +11,7 @@
 #include "gpt2/group/share.h"
 #include "network_text.h"
 #include "ring_of_threads.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
 namespace {
@@ -176,25 +177,17 @@ TEST(ContextSmall, TargetsAreThoseOfItsRows) {
   EXPECT_EQ(counted(1, 2, 1), 0);
 }
 
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(ContextSmall, WhatCannotBeIsRefused) {
   const Config config = variant("gpt2");
   const Beginning start(config);
   const auto said = [&](int rank, int ranks) {
-    return error_of([&] {
-      NetworkOptions options = options_of();
-      options.context = {rank, ranks};
-      Network::memory(config, options, {});
-    });
+    return thrown_by(
+        [&] {
+          NetworkOptions options = options_of();
+          options.context = {rank, ranks};
+          Network::memory(config, options, {});
+        },
+        "");
   };
   EXPECT_EQ(said(1, 10), "");
   EXPECT_NE(said(0, 11).find("21 tokens are too short for 11 processes"), std::string::npos) << said(0, 11);
@@ -204,7 +197,7 @@ TEST(ContextSmall, WhatCannotBeIsRefused) {
   options.context = {0, 2};
   Network network = start.network(options);
   const Text text(config, false);
-  EXPECT_NE(error_of([&] { network.evaluate(text.batch); }).find("needs what carries rows"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { network.evaluate(text.batch); }).find("needs what carries rows"), std::string::npos);
 }
 
 TEST(ContextSmall, RanksThatFollowEachOtherShareSequences) {
@@ -219,9 +212,9 @@ TEST(ContextSmall, RanksThatFollowEachOtherShareSequences) {
     EXPECT_EQ(share.context_ranks, 3);
     EXPECT_EQ(share.rank_of(share.context_rank), rank);
   }
-  EXPECT_NE(error_of([&] { share_of(launch, 4); }).find("4 does not divide the number of processes, which is 6; allowed: 1, 2, 3, 6"),
+  EXPECT_NE(thrown_by([&] { share_of(launch, 4); }).find("4 does not divide the number of processes, which is 6; allowed: 1, 2, 3, 6"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { share_of(launch, 0); }), "");
+  EXPECT_NE(thrown_by([&] { share_of(launch, 0); }, ""), "");
 }
 
 // The memory that is said is what is asked for: activations are those of fewer rows.

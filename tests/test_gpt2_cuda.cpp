@@ -19,7 +19,7 @@
 namespace fattn {
 namespace {
 
-using gpt2::said;
+using gpt2::thrown_by;
 using test::blas_calls;
 using test::CudaStub;
 using test::expect_contains;
@@ -102,20 +102,20 @@ TEST_F(OpsCuda, APlanLoadsItsKernels) {
 
 TEST_F(OpsCuda, SaysWhatIsNotThere) {
   set_blas("cublasLtMatmulAlgoGetHeuristic", 15);
-  expect_contains(said([&] {
+  expect_contains(thrown_by([&] {
                     ops::Plan<ops::Linear>(ops::Linear{64, 97, 200}, kGpu);
                   }),
                   "has no algorithm for a product of 64 x 97 and 97 x 200 in fp32");
   set_blas("cublasLtMatmulAlgoGetHeuristic", 0);
-  expect_contains(said([&] { ops::Plan<ops::Sampling>(ops::Sampling{1, 1 << 20, 1 << 20}, kGpu); }), "on a GPU at most");
-  expect_contains(said([&] {
+  expect_contains(thrown_by([&] { ops::Plan<ops::Sampling>(ops::Sampling{1, 1 << 20, 1 << 20}, kGpu); }), "on a GPU at most");
+  expect_contains(thrown_by([&] {
                     ops::Plan<ops::Linear>(ops::Linear{64, 8, 8, DType::kF32, DType::kF32, ops::Activation::kGelu, true}, kGpu);
                   }),
                   "does not add to its output");
-  expect_contains(said([&] { ops::Plan<ops::Linear>(ops::Linear{1, 8, 8}, {.place = ops::Place::kCuda, .gpu = 7}); }), "allowed: 0 to 1");
+  expect_contains(thrown_by([&] { ops::Plan<ops::Linear>(ops::Linear{1, 8, 8}, {.place = ops::Place::kCuda, .gpu = 7}); }), "allowed: 0 to 1");
   const ops::Plan<ops::LayerNorm> norm(ops::LayerNorm{3, 40}, kGpu);
   stub().fault("cuLaunchKernelEx", 1, 1);
-  expect_contains(said([&] { norm.execute({3}); }), "launching fattn_ops_norm");
+  expect_contains(thrown_by([&] { norm.execute({3}); }), "launching fattn_ops_norm");
 }
 
 TEST(OpsCudaPlanned, EachKernelOnce) {
@@ -251,7 +251,7 @@ TEST_F(SessionCuda, GoesAhead) {
   // To the end of the cache, and not beyond.
   while (session.length(0) < 40) step(true);
   const std::vector<gpt2::NewTokens> part{{0, std::span(token)}};
-  expect_contains(said([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }), "the cache holds 40");
+  expect_contains(thrown_by([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }), "the cache holds 40");
 }
 
 // A step that nobody has asked for yet writes behind the token before, so it begins at no page's end: what is behind may be another sequence's.
@@ -276,7 +276,7 @@ TEST_F(SessionCuda, GoesAheadInsideAPageAlone) {
   EXPECT_EQ(slots_of_row_0, (std::vector<int64_t>{5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19}));
   for (int i = 0; i < 4; ++i) step();
   const std::vector<gpt2::NewTokens> part{{0, std::span(token)}};
-  expect_contains(said([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }),
+  expect_contains(thrown_by([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }),
                   "this step needs 1 more page of 4 tokens; the cache has 0 left");
   session.truncate(1, 0);
   slots_of_row_0.clear();
@@ -306,7 +306,7 @@ TEST_F(SessionCuda, TakesItsMemoryOnceAndGivesItBack) {
 
 TEST_F(SessionCuda, SaysHowMuchMemoryIsMissing) {
   stub().fault("cuMemAlloc_v2", 2, 1);
-  const std::string why = said([&] { gpt2::Session(model_, {.batch = 2, .context = 40}); });
+  const std::string why = thrown_by([&] { gpt2::Session(model_, {.batch = 2, .context = 40}); });
   expect_contains(why, "activations: cuda:0");
   expect_contains(why, "bytes are free");
   gpt2::Session session(model_, {.batch = 2, .context = 40});
@@ -314,7 +314,7 @@ TEST_F(SessionCuda, SaysHowMuchMemoryIsMissing) {
   const std::vector<gpt2::Token> one{1};
   std::vector<gpt2::Token> token(1);
   const std::vector<gpt2::NewTokens> part{{0, std::span(one)}};
-  EXPECT_NE(said([&] { session.step_and_draw(part, std::vector<ops::Choice>(1), token.data()); }), "nothing was thrown");
+  EXPECT_NE(thrown_by([&] { session.step_and_draw(part, std::vector<ops::Choice>(1), token.data()); }), "nothing was thrown");
   EXPECT_EQ(session.length(0), 0) << "after an error nothing has changed";
   session.step_and_draw(part, std::vector<ops::Choice>(1), token.data());
   EXPECT_EQ(session.length(0), 1);

@@ -18,26 +18,18 @@
 #include "gpt2/weights/weights.h"
 #include "in_child.h"
 #include "temporary_folder.h"
+#include "thrown.h"
 
 namespace {
 
 using namespace fattn::gpt2;
 using fattn::test::in_child;
+using fattn::test::thrown_by;
 
 using Variables = std::map<std::string, std::string>;
 
 Launch launch(const Variables& variables, const std::string& rendezvous = "") {
   return launch_from([&](const char* name) { return variables.count(name) ? variables.at(name).c_str() : nullptr; }, rendezvous);
-}
-
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 void expect_contains(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << "in: " << text; }
@@ -72,12 +64,12 @@ TEST(Gpt2GroupSmall, WhereProcessesMeet) {
   EXPECT_EQ(launch(two, "/shared/meet").file, "/shared/meet");
   EXPECT_EQ(launch(two, "/shared/a:4000").file, "/shared/a:4000");
   EXPECT_EQ(launch(two, "meet").file, "meet");
-  expect_contains(error_of([&] { launch(two, "host:70000"); }), "port from 1 to 65535");
-  expect_contains(error_of([&] { launch(two, ":4000"); }), "is no place to meet");
-  expect_contains(error_of([&] { launch(two); }), "one of 2 processes (RANK)");
-  expect_contains(error_of([&] { launch({{"RANK", "1"}}); }), "WORLD_SIZE is not");
-  expect_contains(error_of([&] { launch({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}); }), "RANK is '-1'; allowed: 0 to 1");
-  expect_contains(error_of([&] { launch({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}); }), "RANK is '1x'");
+  expect_contains(thrown_by([&] { launch(two, "host:70000"); }), "port from 1 to 65535");
+  expect_contains(thrown_by([&] { launch(two, ":4000"); }), "is no place to meet");
+  expect_contains(thrown_by([&] { launch(two); }), "one of 2 processes (RANK)");
+  expect_contains(thrown_by([&] { launch({{"RANK", "1"}}); }), "WORLD_SIZE is not");
+  expect_contains(thrown_by([&] { launch({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}); }), "RANK is '-1'; allowed: 0 to 1");
+  expect_contains(thrown_by([&] { launch({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}); }), "RANK is '1x'");
 }
 
 // What the network hands over, and when.
@@ -154,7 +146,7 @@ TEST(Gpt2GroupSmall, ExchangesBringEverythingToAll) {
   threads.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      said[static_cast<size_t>(rank)] = error_of([&] {
+      said[static_cast<size_t>(rank)] = thrown_by([&] {
         ControlOptions o;
         o.launch = launch({{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(kRanks)}, {"LOCAL_WORLD_SIZE", std::to_string(kRanks)}},
                           (folder.path() / "meet").string());
@@ -185,9 +177,9 @@ TEST(Gpt2Group, NcclIsOpenedByName) {
 }
 
 TEST(Gpt2Group, ErrorsOfNcclAreWords) {
-  const std::string said = in_child({{"FATTN_NCCL", FATTN_STUB_NCCL_PATH}}, [] { return error_of([] { fattn::core::nccl_check(6, "a sum"); }); });
+  const std::string said = in_child({{"FATTN_NCCL", FATTN_STUB_NCCL_PATH}}, [] { return thrown_by([] { fattn::core::nccl_check(6, "a sum"); }); });
   expect_contains(said, "NCCL 2.14.0: a sum failed: remote process exited (6): the stub says no more; NCCL_DEBUG=INFO");
-  EXPECT_EQ(in_child({{"FATTN_NCCL", FATTN_STUB_NCCL_PATH}}, [] { return error_of([] { fattn::core::nccl_check(7, "a sum"); }); }), "");
+  EXPECT_EQ(in_child({{"FATTN_NCCL", FATTN_STUB_NCCL_PATH}}, [] { return thrown_by([] { fattn::core::nccl_check(7, "a sum"); }, ""); }), "");
 }
 
 }  // namespace

@@ -137,20 +137,20 @@ TEST(Gpt2SessionSmall, RefusesWhatItDoesNotHave) {
   const Files files(small());
   const Model model = files.load();
   const auto says = [](const std::string& text, const char* part) { EXPECT_NE(text.find(part), std::string::npos) << text; };
-  says(said([&] { Session(model, {.context = 65}); }), "positions for 1 to 64 tokens");
-  says(said([&] { Session(model, {.batch = 0}); }), "batch is 0");
-  says(said([&] { Session(model, {.batch = int64_t{1} << 40}); }), "2^31");
-  says(said([&] { Session(model, {.batch = 4, .rows = 2}); }), "less than one");
+  says(thrown_by([&] { Session(model, {.context = 65}); }), "positions for 1 to 64 tokens");
+  says(thrown_by([&] { Session(model, {.batch = 0}); }), "batch is 0");
+  says(thrown_by([&] { Session(model, {.batch = int64_t{1} << 40}); }), "2^31");
+  says(thrown_by([&] { Session(model, {.batch = 4, .rows = 2}); }), "less than one");
   Session session(model, {.batch = 2, .context = 8, .rows = 8});
   const std::vector<Token> nine = text(9, 1), one = text(1, 1), wrong{131}, below{-1};
-  says(said([&] { session.prefill(std::vector<NewTokens>{{0, nine}}); }), "the cache holds 8");
-  says(said([&] { session.step({{0, wrong}}); }), "token 131 is not in the model's vocabulary; allowed: 0 to 130");
-  says(said([&] { session.step({{0, below}}); }), "token -1");
-  says(said([&] { session.step({{1, one}, {0, one}}); }), "ascending");
-  says(said([&] { session.step({{2, one}}); }), "below the batch of 2");
-  says(said([&] { session.step({{0, {}}}); }), "no token");
+  says(thrown_by([&] { session.prefill(std::vector<NewTokens>{{0, nine}}); }), "the cache holds 8");
+  says(thrown_by([&] { session.step({{0, wrong}}); }), "token 131 is not in the model's vocabulary; allowed: 0 to 130");
+  says(thrown_by([&] { session.step({{0, below}}); }), "token -1");
+  says(thrown_by([&] { session.step({{1, one}, {0, one}}); }), "ascending");
+  says(thrown_by([&] { session.step({{2, one}}); }), "below the batch of 2");
+  says(thrown_by([&] { session.step({{0, {}}}); }), "no token");
   EXPECT_EQ(session.length(0), 0);
-  says(said([&] { session.truncate(0, 1); }), "has 0 tokens");
+  says(thrown_by([&] { session.truncate(0, 1); }), "has 0 tokens");
   EXPECT_EQ(session.length(0), 0);
   Config two_sided = small();
   two_sided.causal = false;
@@ -158,7 +158,7 @@ TEST(Gpt2SessionSmall, RefusesWhatItDoesNotHave) {
   const Model whole = other.load();
   Session once(whole, {});
   once.step({{0, one}});
-  says(said([&] { once.step({{0, one}}); }), "not causal");
+  says(thrown_by([&] { once.step({{0, one}}); }), "not causal");
 }
 
 TEST(Gpt2SessionSmall, TakesWhatItSaid) {

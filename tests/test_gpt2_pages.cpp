@@ -110,17 +110,17 @@ TEST(Gpt2PagedTextSmall, SaysWhatIsAllowed) {
   const Files files(small());
   const Model model = files.load();
   const auto says = [](const std::string& text, const char* part) { EXPECT_NE(text.find(part), std::string::npos) << text; };
-  says(said([&] { Session(model, {.page_size = -1}); }), "page_size is -1; allowed: 0 (no pages) to 2^31 - 1");
-  says(said([&] { Session(model, {.cache_tokens = -7}); }), "cache_tokens is -7; allowed: 0 (batch times context)");
+  says(thrown_by([&] { Session(model, {.page_size = -1}); }), "page_size is -1; allowed: 0 (no pages) to 2^31 - 1");
+  says(thrown_by([&] { Session(model, {.cache_tokens = -7}); }), "cache_tokens is -7; allowed: 0 (batch times context)");
   EXPECT_EQ(
       SessionPlans(model.config(), DType::kF32, model.compute(), model.device(), {.page_size = (1 << 30), .cache_tokens = 1}).options().cache_tokens,
       1 << 30);
-  says(said([&] { Session(model, {.batch = 1 << 20, .page_size = 1 << 20}); }), "2^31 tokens or more");
+  says(thrown_by([&] { Session(model, {.batch = 1 << 20, .page_size = 1 << 20}); }), "2^31 tokens or more");
   Session session(model, {.batch = 2, .context = 40, .rows = 40, .page_size = 8, .cache_tokens = 41});
   const std::vector<Token> ids = text(40, 1);
   session.step({{0, std::span(ids).first(33)}});
-  says(said([&] { session.step({{1, std::span(ids).first(9)}}); }), "this step needs 2 more pages of 8 tokens; the cache has 1 left");
-  says(said([&] { session.prefill(std::vector<NewTokens>{{0, std::span(ids).first(7)}, {1, std::span(ids).first(9)}}); }), "needs 2 more pages");
+  says(thrown_by([&] { session.step({{1, std::span(ids).first(9)}}); }), "this step needs 2 more pages of 8 tokens; the cache has 1 left");
+  says(thrown_by([&] { session.prefill(std::vector<NewTokens>{{0, std::span(ids).first(7)}, {1, std::span(ids).first(9)}}); }), "needs 2 more pages");
   EXPECT_EQ(session.length(0), 33);
   EXPECT_EQ(session.length(1), 0);
   session.step({{0, std::span(ids).first(7)}, {1, std::span(ids).first(8)}});
@@ -128,13 +128,13 @@ TEST(Gpt2PagedTextSmall, SaysWhatIsAllowed) {
   session.truncate(0, 32);
   EXPECT_TRUE(session.reserve(1, 9));
   EXPECT_TRUE(session.reserve(1, 9));
-  says(said([&] { session.reserve(1, 49); }), "a sequence of 49 tokens; the cache holds 40 of one");
-  says(said([&] { session.reserve(0, -1); }), "a sequence of -1 tokens");
-  says(said([&] { session.reserve(2, 1); }), "there is no sequence 2");
+  says(thrown_by([&] { session.reserve(1, 49); }), "a sequence of 49 tokens; the cache holds 40 of one");
+  says(thrown_by([&] { session.reserve(0, -1); }), "a sequence of -1 tokens");
+  says(thrown_by([&] { session.reserve(2, 1); }), "there is no sequence 2");
   const GenerateOptions options{.max_new_tokens = 30};
   Session narrow(model, {.batch = 2, .context = 60, .cache_tokens = 32});
   const std::vector<std::vector<Token>> prompts{text(2, 1), text(4, 1)};
-  says(said([&] { generate(model, narrow, nullptr, prompts, options); }), "prompt 1 and its new tokens need room for 33; the cache holds 32");
+  says(thrown_by([&] { generate(model, narrow, nullptr, prompts, options); }), "prompt 1 and its new tokens need room for 33; the cache holds 32");
 }
 
 }  // namespace

@@ -132,11 +132,6 @@ def write(record: dict, path: Path) -> None:
     compact_records.write(path, record)
 
 
-def processor() -> str:
-    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return models[0] if models else "an unknown processor"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fattn", default="build/cli/fattn")
@@ -154,7 +149,6 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     if arguments.one:
         return theirs(arguments)
-    device = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads or 'all'} threads of {processor()}"
     dtypes = arguments.dtype.split(",")
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
         parser.error(f"--dtype has {unknown[0]!r}; it takes {', '.join(DTYPES)}, several by commas")
@@ -162,7 +156,9 @@ def main() -> None:
         parser.error(f"--runs is {arguments.runs}; give 1 or more")
     rows: list[dict] = []
     on = {"cpu": lambda info: info["cpu"]} if arguments.device == "cpu" else {"gpus": lambda info: info["gpu"]["devices"]}
-    record = {"environment": gpt2_training_rows.environment_of(arguments.fattn, **on), "device": device, "torch": torch.__version__,
+    environment = gpt2_training_rows.environment_of(arguments.fattn, **on)
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads or 'all'} threads of {environment['cpu']['model']}"
+    record = {"environment": environment, "device": device, "torch": torch.__version__,
               "transformers": transformers.__version__, "rows": rows}
     cases = [("decode", case) for case in arguments.decode.split(",") if case] + [("prefill", case) for case in arguments.prefill.split(",") if case]
     for run, preset, dtype in itertools.product(range(1, arguments.runs + 1), arguments.presets.split(","), dtypes):
