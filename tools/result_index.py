@@ -17,6 +17,7 @@ WORDS = {
     "cpu-gpt2-bench": "`tools/bench_gpt2_inference.py --device cpu`: [GPT2](../GPT2.md#on-a-cpu-beside-transformers)",
     "cpu-gpt2-training": "`tools/bench_gpt2_training.py`: 200 steps beside transformers: [GPT2](../GPT2.md#a-small-model)",
     "h200-ring": "`tools/bench_ring.py --ranks 2`: ring attention on two GPUs",
+    "h200-ring-timeline": "`fattn.distributed bench --timeline`: what two ranks did when",
     "cpu-ring-errors": "`fattn.distributed check --errors`: ring attention's errors over those of one process",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
@@ -24,7 +25,7 @@ WORDS = {
     "h200-v3-more": "v3 alone: fp16, headdims, large scores", "h200-v3-sigma": "v3: time at sigma 1 and 3, before and after", "spills": "`find_spills`: what kernels spill that rules keep from being chosen", "h200_attention": "rates by turn of [h200-suite](h200-suite.json)",
 }
 DATES = {"accuracy": "2026-11-27", "values": "2026-11-27", "h200-values-fp32": "2026-11-28", "h200-values-fp32-64": "2026-11-28", "h200-decode": "2026-11-23", "h200-gpt2-xl-decode": "2026-11-28",
-         "h200-fp32-v3": "2026-11-23"}
+         "h200-fp32-v3": "2026-11-23", "h200-ring-timeline": "2026-11-30"}
 FLAGS = ("--suite", "--only", "--preset", "--over", "--held-out", "--model", "--algorithm")  # of those that a record has, the ones that say what it is
 
 
@@ -77,6 +78,8 @@ def machine_of(name, record):
         isas = {row["isa"] for row in rows if row.get("isa")} or {record.get("held_out", {}).get("machine", {}).get("instruction set", environment["cpu"]["isa_default"])}
         return f"{threads} cores, {model}, {', '.join(sorted(isas))}"
     gpus = environment.get("gpus")
+    if "fattn_ring_timeline" in first:
+        return f"{first['otherData']['ranks']} {first['otherData']['device'].removeprefix('NVIDIA ')}"
     if "fattn_ring" in first:
         return f"{first['ranks']} {first['rows'][0]['device'].removeprefix('NVIDIA ')}"
     gpu = gpus[0]["name"] if gpus else environment.get("gpu") or first.get("device_name") or first.get("gpu") or first.get("device") or record["records"][0]["environment"]["gpus"][0]["name"]

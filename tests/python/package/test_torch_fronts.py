@@ -122,7 +122,7 @@ def test_sinks_that_are_none_where_nothing_is_seen(case, of_lse, device):
     plain_o, plain_lse = fattn.attention(q, k, v, return_lse=True, **options)
     rows = (o.flatten(0, 1) if o.dim() == 4 else o)[empty]
     assert rows.abs().max() == 0 and torch.equal(o[..., 0, :], plain_o[..., 0, :])
-    last_places = 2**-21 if device == "cuda" else 0  # on a GPU the two may be of different kernels
+    last_places = 8 * 2**-22 if device == "cuda" else 0  # there the two may be of different kernels, each with four steps (score, ex2, lg2, product) of 2^-22
     torch.testing.assert_close(lse[..., 0, :], plain_lse[..., 0, :], rtol=last_places, atol=last_places)
     assert not lse.isnan().any()
     loss, wanted = ((x[..., 0, :].float().sum() + (y[..., 0, :].masked_fill(y[..., 0, :] == -torch.inf, 0).sum() if of_lse else 0)) for x, y in ((o, lse), (plain_o, plain_lse)))
