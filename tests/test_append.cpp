@@ -175,14 +175,14 @@ TEST(AppendSmall, TensorsThatDoNotFitAreRefusedInWords) {
   with([](Append& a) { a.q = a.q_out = RowTensor(DType::kBF16, {2, 3, 4, 6}); }, "q has a headdim of 6 and k of 8; they must have the same");
   with([](Append& a) { a.q = a.q_out = RowTensor(DType::kBF16, {3, 3, 4, 8}); }, "q has 3 sequences and k has 2; they must have the same");
   with([](Append& a) { a.q = a.q_out = {}, a.cu_seqlens_q = list(DType::kI32, {0, 1, 2}); }, "cu_seqlens_q is given without q");
-  with([](Append& a) { a.cache_seqlens = list(DType::kF32, {0, 0}); }, "cache_seqlens has the dtype 1; allowed: int32 (5), int64 (7)");
+  with([](Append& a) { a.cache_seqlens = list(DType::kF32, {0, 0}); }, "cache_seqlens has the dtype fp32 (1); allowed: int32 (5), int64 (7)");
   with(
       [](Append& a) {
         a.cache_seqlens = list(DType::kI32, {0, 0, 0});
       },
       "cache_seqlens has the shape (3); expected (2), a number for each sequence");
   with([](Append& a) { a.cache_seqlens = list(DType::kI32, {0, 0}), a.options.cache_seqlen = 1; }, "cache_seqlen is 1, and cache_seqlens are given");
-  with([](Append& a) { a.seqused_k = list(DType::kI64, {0, 0}); }, "seqused_k has the dtype 7");
+  with([](Append& a) { a.seqused_k = list(DType::kI64, {0, 0}); }, "seqused_k has the dtype int64 (7)");
   with([](Append& a) { a.status = list(DType::kI32, {0, 0, 0}); }, "status has the shape (3); expected (2)");
   with([](Append& a) { a.seqused_k = a.cache_seqlens = list(DType::kI32, {0, 0}); }, "seqused_k overlaps cache_seqlens in memory");
   with([](Append& a) { a.v_cache = a.v = a.k_cache = RowTensor(DType::kF16, {2, 3, 2, 8}); }, "overlaps");
