@@ -196,14 +196,14 @@ TEST(RotarySmall, BadInputIsRefusedInWords) {
     packed.offsets = offsets.empty() ? RowTensor() : list(DType::kI32, offsets);
     expect_message([&] { packed.run(); }, part);
   };
-  lists({0, 2, 6}, {}, "no error");
+  lists({0, 2, 6}, {}, "nothing was thrown");
   lists({1, 2, 6}, {}, "cu_seqlens[0] is 1; it must be 0");
   lists({0, 4, 3}, {}, "cu_seqlens[2] is 3; allowed: 4, where its sequence begins, to 6, the rows of x");
   lists({0, 4, 7}, {}, "cu_seqlens[2] is 7; allowed: 4");
-  lists({0, 2, 6}, {8, 6}, "no error");
+  lists({0, 2, 6}, {8, 6}, "nothing was thrown");
   lists({0, 2, 6}, {8, 7}, "offsets[1] is 7, for a sequence of 4 rows");
   lists({0, 2, 6}, {8}, "offsets has the shape (1); expected (2), an offset for each sequence");
-  lists({0, 0}, {1000}, "no error");
+  lists({0, 0}, {1000}, "nothing was thrown");
 
   const auto call = [&](const Tensor& x, const Tensor& y, const std::string& part) {
     expect_message([&] { rotary(x, good.cos.view(), good.sin.view(), y); }, part);
