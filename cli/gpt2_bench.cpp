@@ -84,14 +84,18 @@ double prefill_limit(const gpt2::Model& model, int64_t batch, int64_t context, c
   return (2 * weights * tokens + 4 * pairs + 2.0 * static_cast<double>(batch * c.n_embd * c.vocab_size)) / limits.flops;
 }
 
-Gpt2Timing prefill(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t batch, int64_t context, const Gpt2Limits& limits) {
+gpt2::SessionOptions session_options(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t batch, int64_t context) {
   gpt2::SessionOptions options;
   options.batch = batch;
   options.context = context;
   options.algorithm = flags.model.attention();
   options.page_size = flags.page_size;
   if (!model.config().causal) options.rows = batch * context;
-  gpt2::Session session(model, options);
+  return options;
+}
+
+Gpt2Timing prefill(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t batch, int64_t context, const Gpt2Limits& limits) {
+  gpt2::Session session(model, session_options(flags, model, batch, context));
   std::vector<Token> ids;
   for (int64_t i = 0; i < batch * context; ++i) ids.push_back(static_cast<Token>(i * 7919 % model.config().vocab_size));
   std::vector<gpt2::NewTokens> parts;
@@ -105,12 +109,7 @@ Gpt2Timing prefill(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_
 }
 
 Gpt2Timing decode(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t batch, int64_t context, const Gpt2Limits& limits) {
-  gpt2::SessionOptions options;
-  options.batch = batch;
-  options.context = context;
-  options.algorithm = flags.model.attention();
-  options.page_size = flags.page_size;
-  gpt2::Session session(model, options);
+  gpt2::Session session(model, session_options(flags, model, batch, context));
   // Sequences that grow together take pages in turns.
   for (int64_t tokens = flags.page_size; tokens > 0 && tokens < context; tokens += std::min(flags.page_size, context - tokens))
     for (int64_t i = 0; i < batch; ++i) session.reserve(i, tokens);
@@ -160,6 +159,7 @@ int bench_gpt2(Gpt2BenchFlags flags) {
   for (const int64_t context : flags.contexts)
     if (context > model.config().n_positions)
       throw CLI::ValidationError("--context", fmt::format("{} is more than the model's {} positions", context, model.config().n_positions));
+  gpt2::Session(model, session_options(flags, model, flags.batches.front(), flags.contexts.front()));  // refuses before anything is measured
   Output out(flags.output, flags.json);
   const int threads = flags.model.threads > 0 ? flags.model.threads : cpu_info().usable_threads;
   Gpt2Limits limits;

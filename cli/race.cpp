@@ -271,10 +271,12 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
   const auto tell = [&options](const std::string& text) {
     if (options.progress) options.progress->say(text);
   };
+  // What is refused is known before anything is measured; of contestants in other processes it is known once they are there.
+  for (Entry& entry : entries)
+    if (!entry.contestant->apart()) entry.guarded([&] { entry.contestant->accept(*entry.spec, options.grad, options.memory_limit); });
+  if (std::none_of(entries.begin(), entries.end(), [](const Entry& entry) { return entry.running; })) return result;
   const TimeLeft left(options.time_limit, tell);
   const std::optional<GpuSensors> sensors = options.place.device == Device::kCuda ? sensors_of(options.place.index) : std::nullopt;
-  result.before = peaks_of(*problems.front(), options);
-  result.ceilings = ceilings_of(result.before, options);
   // Those in this process first, which need not be started, and before others disturb them.
   Schedule schedule(options);
   for (Entry& entry : entries) entry.grad = options.grad;
@@ -284,6 +286,8 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     schedule.plan(entries);
     schedule.refuse_if_too_long(entries);
   }
+  result.before = peaks_of(*problems.front(), options);
+  result.ceilings = ceilings_of(result.before, options);
   for (Entry& entry : entries) entry.contestant->begin();
   for (Entry& entry : entries)
     entry.guarded([&] {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,8 +14,11 @@
 #include "fattn/device.hpp"
 #include "jit_test.h"
 #include "stub/cuda_stub.h"
+#include "thrown.h"
 
 namespace fattn::test::launches {
+
+using test::error_thrown_by;
 
 inline const bool stubs_are_set = use_stubs(FATTN_STUB_CUDA_PATH);
 
@@ -94,15 +96,5 @@ class CudaBackend : public ::testing::Test {
   }
   const test::CacheFolder folder_;
 };
-
-// What `body` throws, with the name of its code before it.
-inline std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-    return "no error";
-  } catch (const Error& e) {
-    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
-  }
-}
 
 }  // namespace fattn::test::launches

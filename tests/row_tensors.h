@@ -15,6 +15,7 @@
 #include "fattn/fattn.hpp"
 #include "testing/numbers.h"
 #include "testing/random.h"
+#include "thrown.h"
 
 namespace fattn::test {
 
@@ -178,17 +179,8 @@ inline void expect_close(const RowTensor& got, const RowTensor& expected, double
   EXPECT_TRUE(got.intact()) << what << ": written between the elements";
 }
 
-// What `body` throws.
-inline std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-    return "no error";
-  } catch (const Error& e) {
-    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
-  }
-}
 inline void expect_message(const std::function<void()>& body, const std::string& part) {
-  const std::string message = message_of(body);
+  const std::string message = error_thrown_by(body);
   EXPECT_NE(message.find(part), std::string::npos) << "in: " << message << "\nnot: " << part;
 }
 

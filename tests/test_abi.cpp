@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fattn/fattn.hpp"
+#include "thrown.h"
 
 // Sizes and offsets of version 9 on LP64 platforms. A change here is a new ABI version.
 static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
@@ -376,9 +377,15 @@ TEST(AbiSmall, TensorsOfTheCppApi) {
   const Tensor s = t.transposed(0, 1);
   EXPECT_EQ(s.shape(0), 3);
   EXPECT_EQ(s.stride(0), 4);
-  EXPECT_THROW(t.transposed(0, 3), Error);
-  EXPECT_THROW(Tensor(x, DType::kF32, {1, 1, 1, 1, 1}), Error);
-  EXPECT_THROW(Tensor(x, DType::kF32, {2, 3}, {3}), Error);
+  EXPECT_EQ(test::thrown_by([&] { t.transposed(0, 3); }), "transposed(0, 3) of a fattn::Tensor of 3 dimensions; they are counted from 0");
+  EXPECT_EQ(test::thrown_by([&] {
+              Tensor(x, DType::kF32, {1, 1, 1, 1, 1});
+            }),
+            "a fattn::Tensor is made with 5 dimensions; allowed: up to 4. Merge some of them");
+  EXPECT_EQ(test::thrown_by([&] {
+              Tensor(x, DType::kF32, {2, 3}, {3});
+            }),
+            "a fattn::Tensor is made with 2 dimensions and 1 strides; allowed: as many. Give each dimension its stride, in elements");
   EXPECT_FALSE(Tensor());
 }
 

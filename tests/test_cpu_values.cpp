@@ -20,6 +20,7 @@ namespace {
 // Times more than on random numbers. The goal is 1.5 (docs/results); other programs must not make the test fail, and going pair by pair took 5 to 22.
 constexpr double kMostTimes = 3;
 constexpr int64_t kSeqlen = 512, kHeads = 2, kHeaddim = 64;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double processor_seconds() {
   timespec t{};
@@ -79,8 +80,7 @@ class CpuValues : public ::testing::TestWithParam<Parameter> {
     return c;
   }
   std::vector<double> values() const {
-    const double infinity = std::numeric_limits<double>::infinity();
-    return {std::nan(""), infinity, -infinity, dtype == DType::kF16 ? 6e4 : 3e38, dtype == DType::kF16 ? 1e-7 : 1e-40};
+    return {std::nan(""), kInfinity, -kInfinity, dtype == DType::kF16 ? 6e4 : 3e38, dtype == DType::kF16 ? 1e-7 : 1e-40};
   }
   void expect_as_fast(Call& plain, Call& other, const std::string& what) const {
     for (int attempt = 0; attempt < 80; ++attempt) {  // calls of some 10 us, beside other programs: the least times of each converge
@@ -115,6 +115,29 @@ class CpuValues : public ::testing::TestWithParam<Parameter> {
         EXPECT_EQ(different, 0) << what << ", " << value;
       }
     }
+  }
+
+  // value(x, key, column) takes the place of x in v: o is Inf, -Inf and NaN where the reference's is. Returns how many of its numbers are infinite.
+  int64_t expect_same_kinds(const Case& c, const std::function<double(double, int64_t, int64_t)>& value) const {
+    Call ours(c, target), expected(c, Target{Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0});
+    for (Call* call : {&ours, &expected}) {
+      Dense v = read(call->in.v);
+      for (size_t i = 0; i < v.size(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        v[i] = value(v[i], at / (kHeads * kHeaddim), at % kHeaddim);
+      }
+      write(call->in.v, v);
+      call->run();
+    }
+    const Dense got = read(ours.out.o), right = read(expected.out.o);
+    int64_t different = 0, infinite = 0;
+    for (size_t i = 0; i < right.size(); ++i) {
+      different += std::isnan(got[i]) != std::isnan(right[i]) || std::isinf(got[i]) != std::isinf(right[i]) ||
+                   (std::isinf(right[i]) && std::signbit(got[i]) != std::signbit(right[i]));
+      infinite += std::isinf(right[i]);
+    }
+    EXPECT_EQ(different, 0) << "of " << right.size() << " numbers of o are of another kind";
+    return infinite;
   }
 
   DType dtype = DType::kF32;
@@ -208,30 +231,28 @@ TEST_P(CpuValues, InOneColumnLeaveTheOthers) {
   c.seqlen_q = c.seqlen_k = 300;
   c.mask = Pairs::kAll;
   if (lacks(c)) GTEST_SKIP() << "has no masks";
-  const Target reference{Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0};
-  for (const double late : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 2.0}) {
-    Call ours(c, target), expected(c, reference);
-    for (const Call* call : {&ours, &expected}) {
-      Dense v = read(call->in.v);
-      for (size_t i = 0; i < v.size(); ++i) {
-        const size_t column = i % kHeaddim, key = i / (kHeads * kHeaddim);
-        if (column == 0 && key < 40) v[i] = std::nan("");
-        if (column == 5 && key == 250) v[i] = late;
-      }
-      write(call->in.v, v);
-    }
-    ours.run();
-    expected.run();
-    const Dense got = read(ours.out.o), right = read(expected.out.o);
-    int64_t different = 0, infinite = 0;
-    for (size_t i = 0; i < right.size(); ++i) {
-      different += std::isnan(got[i]) != std::isnan(right[i]) || std::isinf(got[i]) != std::isinf(right[i]) ||
-                   (std::isinf(right[i]) && std::signbit(got[i]) != std::signbit(right[i]));
-      infinite += std::isinf(right[i]);
-    }
-    EXPECT_EQ(different, 0) << late;
+  for (const double late : {kInfinity, -kInfinity, 2.0}) {
+    const int64_t infinite = expect_same_kinds(c, [&](double x, int64_t key, int64_t column) {
+      if (column == 0 && key < 40) return std::nan("");
+      return column == 5 && key == 250 ? late : x;
+    });
     EXPECT_EQ(infinite > 0, std::isinf(late)) << late;
   }
+}
+
+// In decode sums that are Inf throughout take no finite numbers any more, but an Inf of the other sign makes NaN of them.
+TEST_P(CpuValues, InAllOfVMeetTheOtherSign) {
+  Case c = plain();
+  c.seqlen_q = 8;
+  c.seqlen_k = 1024;
+  c.mask = Pairs::kKeys;
+  c.backward = false;
+  if (lacks(c)) GTEST_SKIP() << "has no masks";
+  const int64_t infinite = expect_same_kinds(c, [](double x, int64_t key, int64_t column) {
+    if (key < 40) return kInfinity;
+    return column == 5 && key >= 64 && key < 96 ? -kInfinity : x;
+  });
+  EXPECT_GT(infinite, 0);
 }
 
 // Workers take numbers below 2^-126 for 0; whoever calls does not afterwards, though a call of one worker is computed on its thread.

@@ -64,7 +64,7 @@ TEST_F(CudaBackend, Fp32SplitsKeysAndValuesFirst) {
   options.softcap = 3;
   expect_contains(Plan(d.forward, options).info().kernel, "cuda v2 forward fp32");
   options.algorithm = Algorithm::kV3;
-  expect_contains(error_of([&] { Plan(d.forward, options); }), "algorithm v3 has no softcap in fp32");
+  expect_contains(error_thrown_by([&] { Plan(d.forward, options); }), "algorithm v3 has no softcap in fp32");
 }
 
 TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {
@@ -111,7 +111,7 @@ TEST_F(CudaBackend, DecodeSplitsTheKeysAndPutsThemTogether) {
   EXPECT_GT(plan.workspace_bytes(), 0u);
   std::vector<char> host(plan.workspace_bytes() + 256);
   void* const at = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(host.data()) + 255) / 256 * 256);
-  expect_contains(error_of([&] { plan.execute(t, at, plan.workspace_bytes()); }), "workspace");
+  expect_contains(error_thrown_by([&] { plan.execute(t, at, plan.workspace_bytes()); }), "workspace");
 
   launched.clear();
   ForwardTensors skewed = t;
@@ -143,7 +143,7 @@ TEST_F(CudaBackend, DecodeSplitsTheKeysAndPutsThemTogether) {
   EXPECT_EQ(launched, std::vector<std::string>{"3"});
   int32_t host_length = 1;
   t.scores.seqused_k = t.scores.seqused_k.on(Device::kCuda, 0, &host_length);
-  expect_contains(error_of([&] { forward(t); }), "seqused_k");
+  expect_contains(error_thrown_by([&] { forward(t); }), "seqused_k");
 }
 
 TEST_F(CudaBackend, BackwardLaunchesThreeKernelsInOrder) {
@@ -193,7 +193,7 @@ TEST_F(CudaBackend, UnalignedPointersGetAKernelOfTheirOwn) {
   EXPECT_EQ(launched, (std::vector<std::string>{"3", "f", "f", "3"}));
   Options options;
   options.algorithm = Algorithm::kV3;
-  expect_contains(error_of([&] { forward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
+  expect_contains(error_thrown_by([&] { forward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
 }
 
 TEST_F(CudaBackend, V3BackwardLaunchesThreeKernels) {
@@ -216,7 +216,7 @@ TEST_F(CudaBackend, V3BackwardLaunchesThreeKernels) {
   // Pointers that TMA does not take.
   BackwardTensors t = d.backward;
   t.dv = t.dv.on(Device::kCuda, 0, static_cast<char*>(t.dv.data()) + 2);
-  expect_contains(error_of([&] { backward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
+  expect_contains(error_thrown_by([&] { backward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
   // Too few registers for what its warps take.
   stub().set("registers", 88);
   const Tensor x = Tensor(nullptr, DType::kF16, {1, 64, 2, 128}).on(Device::kCuda, 0, nullptr);  // of no other test: kernels are kept
@@ -225,7 +225,7 @@ TEST_F(CudaBackend, V3BackwardLaunchesThreeKernels) {
   cuda::Buffer sums(0, 4 * 64 * 2);
   const Tensor lse = Tensor(nullptr, DType::kF32, {1, 2, 64}).on(Device::kCuda, 0, sums.get());
   options.deterministic = false;
-  expect_contains(error_of([&] {
+  expect_contains(error_thrown_by([&] {
                     backward({part(0), part(1), part(2), part(3), lse, part(4), part(5), part(6), part(7)}, options);
                   }),
                   "internal: fattn_v3_bwd has 88 registers");
@@ -273,11 +273,11 @@ TEST_F(CudaBackend, WhatV3DoesNotTakeIsComputedByV2) {
   expect_contains(plan.info().why, "not v3: q has a stride of");
   Options options;
   options.algorithm = Algorithm::kV3;
-  expect_contains(error_of([&] { forward(t, options); }), "unsupported: backend cuda: algorithm v3 was asked for: q has a stride of");
+  expect_contains(error_thrown_by([&] { forward(t, options); }), "unsupported: backend cuda: algorithm v3 was asked for: q has a stride of");
   BackwardTensors back = d.backward;
   const Tensor dk = Tensor(nullptr, DType::kBF16, {OnDevice::kBatch, OnDevice::kSeqlen, OnDevice::kHeadsK, 36}).on(Device::kCuda, 0, back.dk.data());
   back.q = back.dq = q, back.k = k, back.dk = dk;
-  expect_contains(error_of([&] { backward(back, options); }), "algorithm v3 was asked for: headdim is 36 and headdim_v 64");
+  expect_contains(error_thrown_by([&] { backward(back, options); }), "algorithm v3 was asked for: headdim is 36 and headdim_v 64");
 }
 
 // Its warps take more registers than the launch would give: they would wait for each other for ever.
@@ -289,7 +289,7 @@ TEST_F(CudaBackend, V3KernelsWithTooFewRegistersAreNotLaunched) {
   cuda::Buffer out(0, memory.bytes());
   Options options;
   options.algorithm = Algorithm::kV3;
-  expect_contains(error_of([&] {
+  expect_contains(error_thrown_by([&] {
                     forward({t, t, t, x.on(Device::kCuda, 0, out.get()), {}, {}}, options);
                   }),
                   "internal: fattn_v3_fwd has 88 registers");
@@ -326,16 +326,16 @@ TEST_F(CudaBackend, ErrorsLeaveItUsable) {
   std::vector<uint16_t> host(1 << 16);
   ForwardTensors t = d.forward;
   t.v = t.v.on(Device::kCuda, 0, host.data());
-  expect_contains(error_of([&] { forward(t); }), "invalid_argument: v");
+  expect_contains(error_thrown_by([&] { forward(t); }), "invalid_argument: v");
   stub().fault("cuLaunchKernel", 701, 1);  // too many resources requested
-  expect_contains(error_of([&] { forward(d.forward); }), "fattn_v3_fwd");
+  expect_contains(error_thrown_by([&] { forward(d.forward); }), "fattn_v3_fwd");
   stub().fault("cuMemAlloc_v2", 2, 1);
-  expect_contains(error_of([&] { backward(d.backward); }), "out_of_memory");
+  expect_contains(error_thrown_by([&] { backward(d.backward); }), "out_of_memory");
   const Plan plan(d.backward, {});
   cuda::Buffer workspace(0, plan.workspace_bytes() + 256);
   char* const at = static_cast<char*>(workspace.get());
-  expect_contains(error_of([&] { plan.execute(d.backward, at + 64, plan.workspace_bytes()); }), "aligned to 256");
-  expect_contains(error_of([&] { plan.execute(d.backward, at, plan.workspace_bytes() - 1); }), "workspace");
+  expect_contains(error_thrown_by([&] { plan.execute(d.backward, at + 64, plan.workspace_bytes()); }), "aligned to 256");
+  expect_contains(error_thrown_by([&] { plan.execute(d.backward, at, plan.workspace_bytes() - 1); }), "workspace");
   launched.clear();
   forward(d.forward);
   plan.execute(d.backward, at, plan.workspace_bytes());

@@ -76,7 +76,7 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
   EXPECT_EQ(last_pairs.dropout_state, scores.dropout_state.data());
   options.algorithm = Algorithm::kV1;
-  expect_contains(error_of([&] { forward(d.forward, options); }), "does not compute");
+  expect_contains(error_thrown_by([&] { forward(d.forward, options); }), "does not compute");
   options.algorithm = Algorithm::kAuto;
   scores.dropout_state = at(DType::kI64, {2}, 256);
 
@@ -95,10 +95,10 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
     EXPECT_EQ(last_pairs.dbias_alone, 0) << "both batch entries add to it";
   }
   options.deterministic = true;
-  expect_contains(error_of([&] { backward(d.backward, options); }), "atomic");
+  expect_contains(error_thrown_by([&] { backward(d.backward, options); }), "atomic");
   options.deterministic = false;
   options.softcap = 3;
-  expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
+  expect_contains(error_thrown_by([&] { backward(d.backward, options); }), "no dbias with softcap");
 }
 
 PagedParams last_paged;
@@ -349,11 +349,11 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "E", "rest"})) << "the first kernel and the last alone";
 
   options.algorithm = Algorithm::kV1;
-  expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");
+  expect_contains(error_thrown_by([&] { backward(b, options); }), "does not compute packed sequences");
   options.algorithm = Algorithm::kAuto;
   int32_t host[4] = {};
   b.scores.cu_seqlens_k = b.scores.cu_seqlens_k.on(Device::kCuda, 0, host);
-  expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
+  expect_contains(error_thrown_by([&] { backward(b, options); }), "cu_seqlens_k");
 }
 
 // Documents: a kernel before algorithm v3's passes finds in the workspace what each 64 queries, or keys, see.
@@ -453,7 +453,7 @@ TEST_F(CudaBackend, ABiasReachesTheKernelsOfAlgorithmV3) {
   EXPECT_EQ(std::count(launched.begin(), launched.end(), "B"), 0) << "by v2";
   Options options;
   options.algorithm = Algorithm::kV3;
-  expect_contains(error_of([&] { backward(d.backward, options); }), "multiple of 4 bytes");
+  expect_contains(error_thrown_by([&] { backward(d.backward, options); }), "multiple of 4 bytes");
 }
 
 // Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
@@ -544,7 +544,7 @@ TEST_F(CudaBackend, SinksReachTheForwardKernelsAndTheirGradientFollows) {
     EXPECT_EQ(last_sinks.dlse, nullptr);
   }
   options.algorithm = Algorithm::kV1;
-  expect_contains(error_of([&] { forward(d.forward, options); }), "v1 of backend cuda does not compute sinks");
+  expect_contains(error_thrown_by([&] { forward(d.forward, options); }), "v1 of backend cuda does not compute sinks");
 }
 
 }  // namespace

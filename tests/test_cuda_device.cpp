@@ -14,11 +14,13 @@
 #include "fattn/fattn.hpp"
 #include "in_child.h"
 #include "stub/cuda_stub.h"
+#include "thrown.h"
 
 namespace fattn::core {
 namespace {
 
 using test::CudaStub;
+using test::error_thrown_by;
 using test::in_child;
 
 constexpr const char* kStub = FATTN_STUB_CUDA_PATH;
@@ -40,17 +42,6 @@ std::string reason() {
   std::string why;
   const int count = cuda_device_count(&why);
   return std::to_string(count) + " devices: " + why;
-}
-
-// "CODE: message" of the Error that `body` throws, "nothing" if it throws none.
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-    return "nothing";
-  } catch (const Error& e) {
-    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
-  }
 }
 
 CUfunction load_kernel(CudaDevice& device, const char* name) {
@@ -81,7 +72,7 @@ TEST(CudaDriver, NoLibrarySaysWhatWasTried) {
   expect_contains(with_stub(reason, nullptr, "/nonexistent/libcuda.so.1"),
                   {"0 devices: no usable CUDA driver", "install NVIDIA's driver", "FATTN_CUDA_DRIVER", "/nonexistent/libcuda.so.1: "});
   expect_contains(with_stub(reason, nullptr, "./libcuda.so.1"), {"a relative path is not opened"});
-  const std::string error = with_stub([] { return error_of([] { cuda_device(0); }); }, nullptr, "/nonexistent");
+  const std::string error = with_stub([] { return error_thrown_by([] { cuda_device(0); }); }, nullptr, "/nonexistent");
   expect_contains(error, {"unsupported: no usable CUDA driver"});
 }
 
@@ -101,8 +92,8 @@ TEST(CudaDriver, FunctionsThatPlainCallsDoWithout) {
         synchronize(device);
         CudaLaunch with_cluster;
         with_cluster.grid_x = with_cluster.cluster_x = 2;
-        const std::string cluster = error_of([&] { launch(device, function, nullptr, with_cluster); });
-        return cluster + " | " + error_of([] { const cuda::Graph graph(cuda::Stream(0), [] {}); }) + " | " +
+        const std::string cluster = error_thrown_by([&] { launch(device, function, nullptr, with_cluster); });
+        return cluster + " | " + error_thrown_by([] { const cuda::Graph graph(cuda::Stream(0), [] {}); }) + " | " +
                (cuda_driver().tensorMapEncodeTiled ? "tensor maps" : "no tensor maps");
       },
       nullptr, FATTN_STUB_CUDA_OLD_PATH);
@@ -160,9 +151,9 @@ TEST(CudaDevice, NoDevice) {
   expect_contains(with_stub(reason, "cuInit=100"), {"0 devices: no usable CUDA device: cuInit", "(100)"});
   expect_contains(with_stub(reason, "cuInit=803"), {"(803)", "of different versions"});
   expect_contains(with_stub(reason, "cuInit=999"), {"(999)", "nvidia-smi"});
-  expect_contains(with_stub([] { return error_of([] { cuda_device(0); }); }, "devices=0"), {"unsupported: no usable CUDA device"});
-  expect_contains(with_stub([] { return error_of([] { cuda_device(2); }); }), {"invalid_argument: CUDA device 2; allowed: 0 to 1"});
-  expect_contains(with_stub([] { return error_of([] { cuda_device(-1); }); }), {"invalid_argument: CUDA device -1; allowed: 0 to 1"});
+  expect_contains(with_stub([] { return error_thrown_by([] { cuda_device(0); }); }, "devices=0"), {"unsupported: no usable CUDA device"});
+  expect_contains(with_stub([] { return error_thrown_by([] { cuda_device(2); }); }), {"invalid_argument: CUDA device 2; allowed: 0 to 1"});
+  expect_contains(with_stub([] { return error_thrown_by([] { cuda_device(-1); }); }), {"invalid_argument: CUDA device -1; allowed: 0 to 1"});
 }
 
 TEST(CudaDevice, IsDescribed) {
@@ -184,7 +175,7 @@ TEST(CudaDevice, OutOfMemorySaysAskedAndFree) {
               const CudaStub stub(kStub);
               CudaDevice& device = cuda_device(1);
               const CUdeviceptr first = device.alloc(1000);
-              const std::string error = error_of([&] { device.alloc(size_t{2} << 30); });
+              const std::string error = error_thrown_by([&] { device.alloc(size_t{2} << 30); });
               // The library stays usable, and what is freed can be had again.
               device.free(first);
               device.free(device.alloc(size_t{1} << 30));
@@ -196,11 +187,11 @@ TEST(CudaDevice, OutOfMemorySaysAskedAndFree) {
 }
 
 TEST(CudaDevice, AContextThatCannotBeMade) {
-  expect_contains(with_stub([] { return error_of([] { cuda_device(0).alloc(1); }); }, "cuDevicePrimaryCtxRetain=2"),
+  expect_contains(with_stub([] { return error_thrown_by([] { cuda_device(0).alloc(1); }); }, "cuDevicePrimaryCtxRetain=2"),
                   {"out_of_memory: cuda:0 (Stub GPU 0): retaining the device's primary context failed", "CUDA_ERROR_OUT_OF_MEMORY (2)"});
   EXPECT_EQ(with_stub([] {
               CudaStub(kStub).fault("cuDevicePrimaryCtxRetain", 46, 1);
-              const std::string error = error_of([] { cuda_device(0).alloc(1); });
+              const std::string error = error_thrown_by([] { cuda_device(0).alloc(1); });
               cuda_device(0).free(cuda_device(0).alloc(1));  // the next call tries again
               return error;
             }),
@@ -236,17 +227,17 @@ TEST(CudaDevice, AFailedLaunchLeavesItUsable) {
     shape.grid_x = 7;
     shape.block_x = 128;
     shape.shared_bytes = 1000;
-    std::string errors = error_of([&] { launch(device, function, nullptr, shape); });
+    std::string errors = error_thrown_by([&] { launch(device, function, nullptr, shape); });
     launch(device, function);
     shape.block_x = 2048;  // the library's fault, not the caller's
-    errors += "\n" + error_of([&] { launch(device, function, nullptr, shape); });
+    errors += "\n" + error_thrown_by([&] { launch(device, function, nullptr, shape); });
     // A stream of another device is the caller's.
     CUstream other = nullptr;
     {
       const CudaCurrent scope = cuda_device(1).current();
       cuda_check(cuda_driver().streamCreate(&other, 0), "creating a stream");
     }
-    errors += "\n" + error_of([&] { launch(device, function, other); });
+    errors += "\n" + error_thrown_by([&] { launch(device, function, other); });
     launch(device, function);
     synchronize(device);
     return errors;
@@ -266,13 +257,13 @@ TEST(CudaDevice, AStickyErrorStays) {
     const CUdeviceptr memory = device.alloc(16);
     stub.set("break", 700);
     launch(device, function);
-    const std::string first = error_of([&] { synchronize(device); });
+    const std::string first = error_thrown_by([&] { synchronize(device); });
     // Every later call gives that same error, whatever it is, without asking the driver.
     const int64_t retained = stub.alive("contexts"), allocs = stub.calls("cuMemAlloc_v2");
-    for (const std::string& later :
-         {error_of([&] { device.alloc(1); }), error_of([&] { device.free(memory); }), error_of([&] { launch(device, function); }),
-          error_of([&] { device.require_usable(); }), error_of([&] { cuda::synchronize(0); }), error_of([&] { cuda::Stream stream(0); }),
-          error_of([&] { cuda::memory(0); }), error_of([&] { cuda::Buffer buffer(0, 8); })})
+    for (const std::string& later : {error_thrown_by([&] { device.alloc(1); }), error_thrown_by([&] { device.free(memory); }),
+                                     error_thrown_by([&] { launch(device, function); }), error_thrown_by([&] { device.require_usable(); }),
+                                     error_thrown_by([&] { cuda::synchronize(0); }), error_thrown_by([&] { cuda::Stream stream(0); }),
+                                     error_thrown_by([&] { cuda::memory(0); }), error_thrown_by([&] { cuda::Buffer buffer(0, 8); })})
       if (later != first) return "first: " + first + "\nlater: " + later;
     if (stub.calls("cuMemAlloc_v2") != allocs || stub.alive("contexts") != retained) return std::string("the driver was asked again");
     // The other device works, and this one can still be described.
@@ -294,7 +285,7 @@ TEST(CudaDevice, WhichErrorsAreSticky) {
 
 TEST(CudaDevice, RefusedImages) {
   const auto load = [](const char* image) {
-    return error_of([&] {
+    return error_thrown_by([&] {
       CudaDevice& device = cuda_device(0);
       const CudaCurrent scope = device.current();
       CUmodule module = nullptr;
@@ -303,7 +294,7 @@ TEST(CudaDevice, RefusedImages) {
     });
   };
   expect_contains(with_stub([&] { return load("nonsense"); }), {"compile: cuda:0 (Stub GPU 0): loading a kernel failed", "(200)"});
-  EXPECT_EQ(with_stub([&] { return load("\177ELF and so on"); }), "nothing");
+  EXPECT_EQ(with_stub([&] { return load("\177ELF and so on"); }), "nothing was thrown");
   for (const char* fault : {"cuModuleLoadDataEx=209", "cuModuleLoadDataEx=218", "cuModuleLoadDataEx=222"})
     expect_contains(with_stub([&] { return load(test::kStubCubinMagic); }, fault), {"compile: ", "the driver does not take this kernel"});
 }
@@ -319,9 +310,9 @@ TEST(CudaDevice, TheCallersContextStays) {
                 cuda::Buffer a(0, 64), b(1, 64);
                 cuda::Stream stream(1);
                 a.fill(1);
-                error_of([&] { device.alloc(size_t{1} << 40); });
-                error_of([&] { launch(device, load_kernel(device, "fattn_test"), static_cast<CUstream>(stream.get())); });
-                error_of([&] { device.require_on_device(b.get(), "q"); });
+                error_thrown_by([&] { device.alloc(size_t{1} << 40); });
+                error_thrown_by([&] { launch(device, load_kernel(device, "fattn_test"), static_cast<CUstream>(stream.get())); });
+                error_thrown_by([&] { device.require_on_device(b.get(), "q"); });
               };
               calls();  // with none current
               driver.ctxGetCurrent(&now);
@@ -346,10 +337,10 @@ TEST(CudaDevice, WhereTensorsLie) {
     const char host[16] = "";
     std::string errors;
     for (const void* pointer : {static_cast<const void*>(here.get()), static_cast<const void*>(there.get()), static_cast<const void*>(host)})
-      errors += error_of([&] { cuda_device(0).require_on_device(pointer, "k"); }) + "\n";
+      errors += error_thrown_by([&] { cuda_device(0).require_on_device(pointer, "k"); }) + "\n";
     return errors;
   });
-  EXPECT_EQ(answer.rfind("nothing\ninvalid_argument: k is at 0x", 0), 0u) << answer;
+  EXPECT_EQ(answer.rfind("nothing was thrown\ninvalid_argument: k is at 0x", 0), 0u) << answer;
   expect_contains(answer, {"which is memory of cuda:1; its device is cuda:0", "which is memory of the host; its device is cuda:0"});
 }
 
@@ -358,8 +349,8 @@ TEST(CudaDevice, AForkedChildGetsAnError) {
     cuda::Buffer buffer(0, 16);
     CudaDevice& device = cuda_device(0);
     return in_child({}, [&] {
-      return error_of([&] { cuda_device(0); }) + "\n" + error_of([&] { device.alloc(1); }) + "\n" + error_of([&] { buffer.fill(0); }) + "\n" +
-             reason();
+      return error_thrown_by([&] { cuda_device(0); }) + "\n" + error_thrown_by([&] { device.alloc(1); }) + "\n" +
+             error_thrown_by([&] { buffer.fill(0); }) + "\n" + reason();
     });
   });
   const std::string line =
@@ -435,8 +426,8 @@ TEST(CudaDevice, AStickyErrorReachesAllThreads) {
               for (size_t t = 0; t < last.size(); ++t)
                 threads.emplace_back([&, t] {
                   for (int i = 0; i < 20; ++i) {
-                    error_of([&] { launch(device, function); });
-                    last[t] = error_of([&] { synchronize(device); });
+                    error_thrown_by([&] { launch(device, function); });
+                    last[t] = error_thrown_by([&] { synchronize(device); });
                   }
                 });
               for (std::thread& thread : threads) thread.join();
@@ -468,7 +459,7 @@ TEST(CudaApi, CopiesStreamsAndEvents) {
               if (!(start.seconds_to(end) >= 0)) return std::string("time runs backwards");
               cuda::Buffer moved = std::move(a);
               a = std::move(moved);
-              if (error_of([&] { a.copy_to(received, 16, nullptr, 1); }).find("stay inside it") == std::string::npos)
+              if (error_thrown_by([&] { a.copy_to(received, 16, nullptr, 1); }).find("stay inside it") == std::string::npos)
                 return std::string("out of range");
               const cuda::Memory memory = cuda::memory(0);
               return std::to_string(memory.total_bytes - memory.free_bytes);
@@ -496,7 +487,7 @@ TEST(CudaApi, Graphs) {
           stream.synchronize();
           seen += std::to_string(runs) + " ";
           // What allocates cannot be captured; the stream is not left in capture.
-          seen += error_of([&] { cuda::Graph bad(stream, [&] { device.alloc(1); }); });
+          seen += error_thrown_by([&] { cuda::Graph bad(stream, [&] { device.alloc(1); }); });
           stream.synchronize();
           body();
           seen += " " + std::to_string(runs);

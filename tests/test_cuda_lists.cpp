@@ -52,13 +52,13 @@ TEST_F(CudaLists, OutOfRangeIsAnErrorUnderSync) {
   EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
   launched.clear();
   d.forward.scores.seqused_k = ints(0, {100, 101});
-  test::expect_contains(error_of([&] { forward(d.forward, options); }), "invalid_argument: seqused_k[1] is 101; allowed: 0 to seqlen_k, 100");
+  test::expect_contains(error_thrown_by([&] { forward(d.forward, options); }), "invalid_argument: seqused_k[1] is 101; allowed: 0 to seqlen_k, 100");
   EXPECT_TRUE(launched.empty()) << "nothing is computed";
   options.check = Check::kAuto;
   forward(d.forward, options);
   EXPECT_EQ(launched, std::vector<std::string>{"pairs"}) << "at first nothing is looked at";
   ASSERT_EQ(fattn_set_check(FATTN_CHECK_SYNC), FATTN_OK);
-  test::expect_contains(error_of([&] { forward(d.forward, options); }), "seqused_k[1] is 101");
+  test::expect_contains(error_thrown_by([&] { forward(d.forward, options); }), "seqused_k[1] is 101");
   options.check = Check::kNone;
   forward(d.forward, options);
 }
@@ -72,7 +72,7 @@ TEST_F(CudaLists, WhatTheProcessSaysIsOfPlansThatThereAre) {
   const auto run = [&] { plan.execute(d.forward, workspace.get(), plan.workspace_bytes()); };
   run();
   fattn_set_check(FATTN_CHECK_SYNC);
-  test::expect_contains(error_of(run), "seqused_k[1] is 101");
+  test::expect_contains(error_thrown_by(run), "seqused_k[1] is 101");
   fattn_set_check(FATTN_CHECK_NONE);
   run();
 }
@@ -103,11 +103,12 @@ TEST_F(CudaLists, PagesOutOfRangeAreErrorsUnderSync) {
   forward(d.forward, options);
   EXPECT_EQ(launched, std::vector<std::string>{"f"});
   d.forward.scores.block_table = table({0, 1, 2, 4});
-  test::expect_contains(error_of([&] { forward(d.forward, options); }), "block_table[1, 1] is 4, of 100 keys; allowed: 0 to 3, the last page of k");
+  test::expect_contains(error_thrown_by([&] { forward(d.forward, options); }),
+                        "block_table[1, 1] is 4, of 100 keys; allowed: 0 to 3, the last page of k");
   d.forward.scores.seqused_k = ints(1024, {100, 50});
   forward(d.forward, options);  // nobody reads it
   d.forward.scores.seqused_k = ints(1024, {101, 50});
-  test::expect_contains(error_of([&] { forward(d.forward, options); }), "seqused_k[0] is 101");
+  test::expect_contains(error_thrown_by([&] { forward(d.forward, options); }), "seqused_k[0] is 101");
 }
 
 TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
@@ -121,12 +122,12 @@ TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
     t.scores.cu_seqlens_k = ints(256, of_k);
     t.scores.seqused_k = ints(512, used);
     launched.clear();
-    const std::string error = error_of([&] { forward(t, options); });
-    EXPECT_EQ(launched.empty(), error != "no error");
+    const std::string error = error_thrown_by([&] { forward(t, options); });
+    EXPECT_EQ(launched.empty(), error != "nothing was thrown");
     return error;
   };
-  EXPECT_EQ(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "no error");
-  EXPECT_EQ(answer({0, 80, 90, 180}, {190, 100, 10, -3}, {10, 0, 90}), "no error") << "with seqused_k in any order, and only beginnings";
+  EXPECT_EQ(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "nothing was thrown");
+  EXPECT_EQ(answer({0, 80, 90, 180}, {190, 100, 10, -3}, {10, 0, 90}), "nothing was thrown") << "with seqused_k in any order, and only beginnings";
   test::expect_contains(answer({1, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[0] is 1; it must be 0");
   test::expect_contains(answer({0, 80, 79, 160}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[2] is 79; allowed: 80");
   test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 201, 190}, {10, 0, 0}), "cu_seqlens_k[2] is 201; allowed: 0 to total_k, 200");
@@ -137,9 +138,9 @@ TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
   const auto without = [&](std::initializer_list<int32_t> of_k) {
     t.scores.cu_seqlens_q = ints(0, {0, 80, 90, 180});
     t.scores.cu_seqlens_k = ints(256, of_k);
-    return error_of([&] { forward(t, options); });
+    return error_thrown_by([&] { forward(t, options); });
   };
-  EXPECT_EQ(without({0, 10, 100, 190}), "no error");
+  EXPECT_EQ(without({0, 10, 100, 190}), "nothing was thrown");
   test::expect_contains(without({0, 10, 100, 201}), "cu_seqlens_k[3] is 201");
   test::expect_contains(without({0, 10, 101, 190}), "a sequence of 91; allowed: up to max_seqlen_k, 90");
 }
@@ -159,7 +160,7 @@ TEST_F(CudaLists, ACapturedStreamCannotBeWaitedFor) {
     d.forward.scores = {};
     without.execute(d.forward, workspace.get(), 1 << 20, stream.get());
     d.forward.scores = lengths;
-    test::expect_contains(error_of([&] { with.execute(d.forward, workspace.get(), 1 << 20, stream.get()); }),
+    test::expect_contains(error_thrown_by([&] { with.execute(d.forward, workspace.get(), 1 << 20, stream.get()); }),
                           "check is sync, which waits for the stream, and the stream is being captured");
   });
 }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <numeric>
@@ -34,6 +33,7 @@
 #include "testing/cases.h"
 #include "testing/check.h"
 #include "testing/targets.h"
+#include "thrown.h"
 
 namespace fattn {
 namespace {
@@ -44,6 +44,7 @@ using core::cuda::MatmulShape;
 using core::cuda::MatrixBatch;
 using test::blas_calls;
 using test::CudaStub;
+using test::error_thrown_by;
 using test::expect_contains;
 using test::set_blas;
 
@@ -334,15 +335,6 @@ Options standard() {
   return options;
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-    return "no error";
-  } catch (const Error& e) {
-    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
-  }
-}
-
 // Every case in fp32 that the stub multiplies in no time: lengths, head dimensions, groups, layouts, windows, softcap, Inf and NaN.
 TEST_F(CudaStandard, TableOfCases) {
   set_blas("workspace", 512);
@@ -418,7 +410,7 @@ TEST_F(CudaStandard, WeightsAreReturned) {
   EXPECT_EQ(weights[5 * 50 + 25 + 6], 0.0f);
   EXPECT_EQ(weights[5 * 50 + 24], 0.0f) << "between the heads nothing is written";
   options.algorithm = Algorithm::kV2;
-  expect_contains(error_of([&] { forward(t.forward, options); }), "unsupported: algorithm v2 never has the weights in memory");
+  expect_contains(error_thrown_by([&] { forward(t.forward, options); }), "unsupported: algorithm v2 never has the weights in memory");
 }
 
 // With so many heads a CTA looks at more rows than it would write.
@@ -445,23 +437,25 @@ TEST_F(CudaStandard, ManyHeadsGetWhatTheySee) {
 TEST_F(CudaStandard, WhatCannotBeComputedSaysWhy) {
   const Tensors t(DType::kF32, 1, 20, 2, 1, 8);
   set_blas("needs", 64);
-  expect_contains(error_of([&] { Plan(t.forward, standard()); }), "unsupported: cuBLASLt 13.0 has no algorithm for a product of 20 x 8 with 8 x 20");
+  expect_contains(error_thrown_by([&] { Plan(t.forward, standard()); }),
+                  "unsupported: cuBLASLt 13.0 has no algorithm for a product of 20 x 8 with 8 x 20");
   set_blas("needs", 8);
   Tensors skewed(DType::kF32, 1, 20, 2, 2, 8);
   skewed.forward.q = skewed.make(DType::kF32, {1, 20, 2, 8}, 1);
-  expect_contains(error_of([&] { forward(skewed.forward, standard()); }), "unsupported: cuBLASLt 13.0 has no algorithm for such a product in memory");
+  expect_contains(error_thrown_by([&] { forward(skewed.forward, standard()); }),
+                  "unsupported: cuBLASLt 13.0 has no algorithm for such a product in memory");
   set_blas("needs", 1);
   forward(skewed.forward, standard());
   Options options = standard();
   options.cuda_level = 80;
-  expect_contains(error_of([&] { Plan(t.forward, options); }), "cuda_level is 80, which is of algorithm v2");
+  expect_contains(error_thrown_by([&] { Plan(t.forward, options); }), "cuda_level is 80, which is of algorithm v2");
   ForwardTensors repeated = t.forward;
   repeated.k = Tensor(nullptr, DType::kF32, {1, 20, 1, 8}, {0, 0, 8, 1}).on(Device::kCuda, 0, repeated.k.data());
-  expect_contains(error_of([&] { forward(repeated, standard()); }), "k has a stride of 0 elements along the sequence");
+  expect_contains(error_thrown_by([&] { forward(repeated, standard()); }), "k has a stride of 0 elements along the sequence");
   const Tensor huge = Tensor(nullptr, DType::kF16, {1 << 20, 1 << 20, 1, 8}).on(Device::kCuda, 0, nullptr);
   expect_contains(supported(describe(ForwardTensors{huge, huge, huge, huge, {}, {}}, standard())).reason, "more rows than a grid has");
   set_blas("cublasLtMatmul", 13);
-  expect_contains(error_of([&] { forward(t.forward, standard()); }), "device: cuBLASLt 13.0: a product failed: CUBLAS_STATUS_OTHER (13)");
+  expect_contains(error_thrown_by([&] { forward(t.forward, standard()); }), "device: cuBLASLt 13.0: a product failed: CUBLAS_STATUS_OTHER (13)");
   set_blas("cublasLtMatmul", 0);
   forward(t.forward, standard());
 }

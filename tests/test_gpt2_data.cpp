@@ -15,9 +15,12 @@
 #include "gpt2/data/validation_draw.h"
 #include "gpt2/error.h"
 #include "temporary_folder.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
 namespace {
+
+using test::thrown_by;
 
 using test::TemporaryFolder;
 
@@ -59,15 +62,6 @@ std::vector<int32_t> numbers_of(const Batch& b) {
     if (part) all.insert(all.end(), part, part + b.sequences * b.seqlen);
   all.push_back(static_cast<int32_t>(b.target_count));
   return all;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
 }
 
 std::string bytes_of(const std::string& path) {
@@ -240,7 +234,7 @@ TEST(Gpt2DataSmall, WhatCannotBeReadIsNamed) {
   const TemporaryFolder folder;
   const std::string path = (folder.path() / "set").string(), first = path + "/00000.tokens", second = path + "/00001.tokens";
   write(path, 7, 40, 300);
-  const auto load = [&](const std::string& from, const LoaderOptions& o) { return error_of([&] { Loader({from}, o).next(); }); };
+  const auto load = [&](const std::string& from, const LoaderOptions& o) { return thrown_by([&] { Loader({from}, o).next(); }); };
   const auto has = [](const std::string& text, const std::string& part) { return text.find(part) != std::string::npos ? "" : text; };
   EXPECT_EQ(has(load(path, options_of(1, 100000)), "less than one sequence of 100000"), "");
   EXPECT_EQ(has(load(folder.path().string() + "/none", options_of(1, 8)), "none"), "");
@@ -248,7 +242,7 @@ TEST(Gpt2DataSmall, WhatCannotBeReadIsNamed) {
   LoaderOptions small = options_of(1, 8);
   small.vocab_size = 500;
   EXPECT_EQ(has(load(path, small), "00000.tokens' has the id 999 as its token number"), "");
-  EXPECT_EQ(has(error_of([&] { Loader({path}, options_of(1, 8), {0, 1 << 20}); }), "there is no batch 1048576"), "");
+  EXPECT_EQ(has(thrown_by([&] { Loader({path}, options_of(1, 8), {0, 1 << 20}); }), "there is no batch 1048576"), "");
   const std::string whole = bytes_of(first);
   std::string damaged = whole;
   damaged[40] = static_cast<char>(damaged[40] ^ 4);
@@ -269,7 +263,7 @@ TEST(Gpt2DataSmall, WhatCannotBeReadIsNamed) {
   const Token id = 1;
   other.append(&id, 1, true, 1);
   other.finish();
-  EXPECT_EQ(has(error_of([&] { Loader({first, (folder.path() / "other").string()}, options_of(1, 8)); }), "another tokenizer"), "");
+  EXPECT_EQ(has(thrown_by([&] { Loader({first, (folder.path() / "other").string()}, options_of(1, 8)); }), "another tokenizer"), "");
 }
 
 TEST(Gpt2DataSmall, EveryBitThatIsTurnedIsFound) {
@@ -277,7 +271,7 @@ TEST(Gpt2DataSmall, EveryBitThatIsTurnedIsFound) {
   const std::string path = (folder.path() / "set").string(), file = path + "/00000.tokens";
   write(path, 8, 5, 1 << 20);
   const std::string whole = bytes_of(file);
-  const auto check = [&] { return error_of([&] { TokenFile(file).check_all(); }); };
+  const auto check = [&] { return thrown_by([&] { TokenFile(file).check_all(); }); };
   EXPECT_EQ(check(), "nothing was thrown");
   for (size_t at = 0; at < whole.size(); ++at) {
     std::string damaged = whole;

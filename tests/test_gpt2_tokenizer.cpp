@@ -1,7 +1,6 @@
 // GPT-2's tokenizer on vocabularies made here: merges against the plain way, texts in parts, what is no UTF-8. Hugging Face's ids: tests/python.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <iterator>
 #include <random>
 #include <string>
@@ -14,9 +13,12 @@
 #include "gpt2/tokenizer/tokenizer.h"
 #include "gpt2/tokenizer/utf8.h"
 #include "gpt2/tokenizer/vocabulary_files.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
 namespace {
+
+using test::thrown_by;
 
 // All bytes, and merges of random pairs of tokens over the letters a, b, c and a space; ids are scattered.
 VocabularySource random_source(unsigned seed, size_t merges) {
@@ -199,17 +201,8 @@ TEST(Gpt2TokenizerSmall, Pieces) {
   EXPECT_EQ(pieces("'l"), "['][l]");
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-    return "";
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
 TEST(Gpt2TokenizerSmall, RanksThatAreRefused) {
-  const auto error = [](const char* text) { return error_of([&] { Tokenizer{parse_tiktoken(text)}; }); };
+  const auto error = [](const char* text) { return thrown_by([&] { Tokenizer{parse_tiktoken(text)}; }); };
   EXPECT_NE(error("").find("is empty"), std::string::npos);
   EXPECT_NE(error("YQ==").find("line 1 of the ranks"), std::string::npos);
   EXPECT_NE(error("YQ== 0\nYQ= 1").find("line 2 of the ranks begins with no base64"), std::string::npos);
@@ -225,7 +218,7 @@ TEST(Gpt2TokenizerSmall, RanksThatAreRefused) {
 }
 
 TEST(Gpt2TokenizerSmall, MergesThatAreRefused) {
-  const auto error = [](const char* merges) { return error_of([&] { parse_vocab_and_merges(R"({"a":0,"b":1,"ab":2})", merges); }); };
+  const auto error = [](const char* merges) { return thrown_by([&] { parse_vocab_and_merges(R"({"a":0,"b":1,"ab":2})", merges); }); };
   EXPECT_EQ(error("#version: 0.2\na b\n\r\n"), "");
   EXPECT_NE(error("a b c").find("line 1 of the merges"), std::string::npos);
   EXPECT_NE(error("a b\nab").find("line 2 of the merges"), std::string::npos);

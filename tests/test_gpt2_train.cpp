@@ -17,26 +17,18 @@
 #include "gpt2/train/work.h"
 #include "gpt2/weights/tensors.h"
 #include "temporary_folder.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
 namespace {
 
 namespace fs = std::filesystem;
+using test::thrown_by;
 
 std::string text_of(const fs::path& path) {
   std::ostringstream text;
   text << std::ifstream(path, std::ios::binary).rdbuf();
   return text.str();
-}
-
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 TEST(Gpt2TrainSmall, LearningRatesRiseAndFall) {
@@ -89,9 +81,9 @@ TEST(Gpt2TrainSmall, OptionsComeBackAndDifferencesAreNamed) {
   EXPECT_EQ(all[1].flag, "--weight-decay");
   nlohmann::json broken = nlohmann::json::parse(to_json(options).dump());
   broken["seqlen"] = "x";
-  EXPECT_NE(error_of([&] { options_from(broken); }).find("'seqlen' is text, not a whole number"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { options_from(broken); }).find("'seqlen' is text, not a whole number"), std::string::npos);
   broken.erase("seqlen");
-  EXPECT_NE(error_of([&] { options_from(broken); }).find("'seqlen' is missing"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { options_from(broken); }).find("'seqlen' is missing"), std::string::npos);
 }
 
 TEST(Gpt2TrainSmall, WorkIsSixOperationsAWeight) {
@@ -182,16 +174,16 @@ TEST(Gpt2TrainSmall, DamagedCheckpointsAreNamed) {
     std::string bytes = text_of(path / file);
     bytes[bytes.size() - 5] ^= 1;
     std::ofstream(path / file, std::ios::binary) << bytes;
-    const std::string error = error_of([&] { read_checkpoint(path.string()); });
+    const std::string error = thrown_by([&] { read_checkpoint(path.string()); });
     EXPECT_NE(error.find(said), std::string::npos) << error;
   };
   damaged("model.safetensors", "model.safetensors' is damaged");
   damaged("optimizer.safetensors", "optimizer.safetensors' is damaged");
   const fs::path path = write_checkpoint(folder.path().string(), written, fake.arrays, {});
   fs::resize_file(path / "optimizer.safetensors", 100);
-  EXPECT_NE(error_of([&] { read_checkpoint(path.string()); }).find("has 100 bytes"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { read_checkpoint(path.string()); }).find("has 100 bytes"), std::string::npos);
   fs::remove(path / "checkpoint.json");
-  EXPECT_NE(error_of([&] { read_checkpoint(path.string()); }).find("Remove its folder"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { read_checkpoint(path.string()); }).find("Remove its folder"), std::string::npos);
 }
 
 TEST(Gpt2TrainSmall, UnfinishedCheckpointsAreNoneAndOldOnesGo) {
@@ -222,7 +214,7 @@ TEST(Gpt2TrainSmall, ACheckpointThatCannotBeWrittenLeavesNothing) {
   const Checkpoint c = some_checkpoint(DType::kF16);
   FakeArrays fake(c.config);
   fake.numbers[0][5] = 1e6f;  // fp16 does not hold it
-  const std::string error = error_of([&] { write_checkpoint(folder.path().string(), c, fake.arrays, {}); });
+  const std::string error = thrown_by([&] { write_checkpoint(folder.path().string(), c, fake.arrays, {}); });
   EXPECT_NE(error.find("'wte.weight' has grown"), std::string::npos) << error;
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
@@ -291,17 +283,17 @@ TEST(Gpt2TrainSmall, FoldersAreOfOneRunAndOneProcess) {
     const RunFolder first(out, false);
     EXPECT_FALSE(first.before());
     first.describe(run);
-    EXPECT_NE(error_of([&] { RunFolder(out, true); }).find("another process trains"), std::string::npos);
+    EXPECT_NE(thrown_by([&] { RunFolder(out, true); }).find("another process trains"), std::string::npos);
   }
-  EXPECT_NE(error_of([&] { RunFolder(out, false); }).find("--resume"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { RunFolder(out, false); }).find("--resume"), std::string::npos);
   const RunFolder again(out, true);
   ASSERT_TRUE(again.before());
   EXPECT_EQ(again.before()->config.n_layer, 3);
   EXPECT_EQ(again.before()->data, run.data);
   EXPECT_EQ(again.before()->fingerprint, 77u);
   std::ofstream(folder.path() / "file") << "x";
-  EXPECT_NE(error_of([&] { RunFolder(folder.path().string(), false); }).find("holds something else"), std::string::npos);
-  EXPECT_NE(error_of([&] { RunFolder((folder.path() / "file").string(), false); }).find("is no folder"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { RunFolder(folder.path().string(), false); }).find("holds something else"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { RunFolder((folder.path() / "file").string(), false); }).find("is no folder"), std::string::npos);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "network_text.h"
 #include "stub/cublaslt_stub.h"
 #include "stub/cuda_stub.h"
+#include "thrown.h"
 
 namespace fattn::gpt2 {
 namespace {
@@ -239,14 +240,7 @@ TEST_F(TrainCuda, ArraysGoUpAndCome) {
 TEST_F(TrainCuda, SaysWhatIsAllowed) {
   Network network = start_.network(options_of(), kGpu);
   Text text(config(), false);
-  const auto refused = [&] {
-    try {
-      network.pass(text.batch, 1, 0);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was thrown");
-  };
+  const auto refused = [&] { return test::thrown_by([&] { network.pass(text.batch, 1, 0); }); };
   text.ids[3] = 131;
   expect_contains(refused(), "token 131 of row 3; allowed: 0 to 130");
   text.ids[3] = 0, text.targets[5] = -2;

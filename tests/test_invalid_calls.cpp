@@ -9,6 +9,7 @@
 
 #include "fattn/fattn.hpp"
 #include "invalid_problem.h"
+#include "thrown.h"
 
 namespace fattn {
 namespace {
@@ -141,6 +142,54 @@ TEST(InvalidSmall, WorkspaceTooSmallMisalignedOrNull) {
     EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_ERROR_WORKSPACE);
   }
   if (tried == 0) GTEST_SKIP() << "no pass of the default backend needs a workspace here";
+}
+
+// A plan computes what it was made for: tensors of another shape would be read beyond their end.
+TEST(InvalidSmall, TensorsThatAPlanWasNotMadeFor) {
+  std::vector<float> q(2 * 6 * 4 * 16, 0.5f), k(2 * 8 * 2 * 16, 0.5f), o(q.size()), lse(2 * 4 * 6);
+  ForwardTensors good;
+  good.q = Tensor(q.data(), DType::kF32, {2, 6, 4, 16});
+  good.k = good.v = Tensor(k.data(), DType::kF32, {2, 8, 2, 16});
+  good.o = Tensor(o.data(), DType::kF32, {2, 6, 4, 16});
+  good.lse = Tensor(lse.data(), DType::kF32, {2, 4, 6});
+  const Plan plan(good, {});
+  std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
+  void* const workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  const auto expect = [&](const std::string& words, const auto& tensors) {
+    const std::string message = thrown_by([&] { plan.execute(tensors, workspace, plan.workspace_bytes()); });
+    EXPECT_NE(message.find(words), std::string::npos) << "no '" << words << "' in: " << message;
+  };
+  const auto with = [&](auto ForwardTensors::*member, const Tensor& tensor) {
+    ForwardTensors t = good;
+    t.*member = tensor;
+    return t;
+  };
+  std::vector<float> elsewhere(q);
+  expect("nothing was thrown", with(&ForwardTensors::q, Tensor(elsewhere.data(), DType::kF32, {2, 6, 4, 16})));
+  expect(
+      "q is fp32 of shape (2, 3, 4, 16) and strides (192, 64, 16, 1) on the CPU; in this plan it is fp32 of shape (2, 6, 4, 16) and strides "
+      "(384, 64, 16, 1) on the CPU. Make a plan for these tensors, or pass those that it was made for",
+      with(&ForwardTensors::q, Tensor(q.data(), DType::kF32, {2, 3, 4, 16})));
+  expect("v is bf16 of shape", with(&ForwardTensors::v, Tensor(k.data(), DType::kBF16, {2, 8, 2, 16})));
+  expect("k is fp32 of shape (2, 8, 2, 16) and strides (256, 16, 128, 1)",
+         with(&ForwardTensors::k, Tensor(k.data(), DType::kF32, {2, 2, 8, 16}).transposed(1, 2)));
+  expect("on CUDA device 3; in this plan", with(&ForwardTensors::o, good.o.on(Device::kCuda, 3, o.data())));
+  expect("lse is absent; in this plan it is fp32", with(&ForwardTensors::lse, {}));
+  ForwardTensors more = good;
+  more.scores.sinks = Tensor(k.data(), DType::kF32, {4});
+  expect("on the CPU; in this plan it is absent", more);
+  expect("dout is fp32", BackwardTensors{good.q, good.k, good.v, good.o, good.lse, good.q, good.q, good.k, good.v});
+}
+TEST(InvalidSmall, StridesAlongOneElementReachNothing) {
+  std::vector<float> x(8 * 16, 0.5f), o(16);
+  ForwardTensors t;
+  t.q = Tensor(x.data(), DType::kF32, {1, 1, 1, 16});
+  t.k = t.v = Tensor(x.data(), DType::kF32, {1, 8, 1, 16});
+  t.o = Tensor(o.data(), DType::kF32, {1, 1, 1, 16});
+  const Plan plan(t, {});
+  std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
+  t.q = Tensor(x.data(), DType::kF32, {1, 1, 1, 16}, {7, 5, 3, 1});
+  EXPECT_NO_THROW(plan.execute(t, memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64, plan.workspace_bytes()));
 }
 
 // Valid, but nothing here can do it.

@@ -61,7 +61,7 @@ void each_score_tensor(const std::function<std::string(fattn_tensor&, const char
 TEST(InvalidSmall, ScoreTensors) {
   each_score_tensor([](fattn_tensor& t, const char*) {
     t.dtype = FATTN_F16;
-    return std::string("has the dtype 2; it must be");
+    return std::string("has the dtype fp16 (2); it must be");
   });
   each_score_tensor([](fattn_tensor& t, const char*) {
     t.ndim = 3;
@@ -139,7 +139,7 @@ TEST(InvalidSmall, Sinks) {
       return p;
     };
     expect_invalid(spoiled([](fattn_problem& p) { p.sinks.ndim = 0; }), {"sinks is absent, and dsinks, their gradient, is not"});
-    expect_invalid(spoiled([](fattn_problem& p) { p.sinks.dtype = FATTN_BF16; }), {"sinks has the dtype 3", "must be fp32", "as lse is"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.sinks.dtype = FATTN_BF16; }), {"sinks has the dtype bf16 (3)", "must be fp32", "as lse is"});
     expect_invalid(spoiled([](fattn_problem& p) { ++p.sinks.shape[0]; }), {"sinks has the shape (5)", "expected (4)", "one number a query head"});
     expect_invalid(spoiled([](fattn_problem& p) { p.dsinks.ndim = 2; }), {"dsinks has 2 dimensions", "(nheads)"});
     expect_invalid(spoiled([](fattn_problem& p) { p.dsinks.strides[0] = 0; }), {"dsinks is an output whose strides reach one element"});
@@ -210,7 +210,7 @@ TEST(InvalidSmall, CheckAndStatus) {
     expect_invalid(g.problem, words);
     g.problem.status = kept;
   };
-  spoiled([](fattn_tensor& t) { t.dtype = FATTN_I64; }, {"status has the dtype 7", "int32"});
+  spoiled([](fattn_tensor& t) { t.dtype = FATTN_I64; }, {"status has the dtype int64 (7)", "int32"});
   spoiled([](fattn_tensor& t) { t.ndim = 2; }, {"status has 2 dimensions", "(2)"});
   spoiled([](fattn_tensor& t) { t.shape[0] = 3; }, {"status has the shape (3)", "expected (2)"});
   spoiled([](fattn_tensor& t) { t.strides[0] = 2; }, {"status has the stride 2; it must be 1"});
@@ -306,7 +306,7 @@ TEST(InvalidSmall, PackedSequences) {
       spoiled([](GoodSequences& g) { g.problem.cu_seqlens_k.ndim = 0; }, {"cu_seqlens_k is absent, and cu_seqlens_q is not"});
       spoiled([](GoodSequences& g) { g.problem.cu_seqlens_k.shape[0] = 2; }, {"cu_seqlens_k has the shape (2)", "expected (3)"});
       spoiled([](GoodSequences& g) { g.problem.cu_seqlens_q.shape[0] = 0; }, {"cu_seqlens_q has the shape (0)", "batch + 1"});
-      spoiled([](GoodSequences& g) { g.problem.cu_seqlens_q.dtype = FATTN_I64; }, {"cu_seqlens_q has the dtype 7", "int32"});
+      spoiled([](GoodSequences& g) { g.problem.cu_seqlens_q.dtype = FATTN_I64; }, {"cu_seqlens_q has the dtype int64 (7)", "int32"});
       spoiled([](GoodSequences& g) { g.problem.cu_seqlens_q.data = nullptr; }, {"cu_seqlens_q is a null pointer"});
       spoiled([](GoodSequences& g) { g.problem.q.ndim = 4; }, {"q has 4 dimensions; allowed: 3 (total, heads, headdim)"});
       spoiled([](GoodSequences& g) { g.problem.v.shape[0] = 8; }, {"v has the shape (8, 2, 8)", "from k's rows and heads"});
@@ -346,7 +346,7 @@ TEST(InvalidSmall, Documents) {
       };
       spoiled([](fattn_problem& p) { p.document_k.ndim = 0; }, {"document_k is absent, and document_q is not"});
       spoiled([](fattn_problem& p) { p.document_q.ndim = 0; }, {"document_q is absent, and document_k is not"});
-      spoiled([](fattn_problem& p) { p.document_q.dtype = FATTN_I64; }, {"document_q has the dtype 7", "int32"});
+      spoiled([](fattn_problem& p) { p.document_q.dtype = FATTN_I64; }, {"document_q has the dtype int64 (7)", "int32"});
       spoiled([](fattn_problem& p) { p.document_k.ndim = 1; }, {"document_k has 1 dimensions; allowed: 2 (batch, seqlen)"});
       spoiled([](fattn_problem& p) { ++p.document_k.shape[1]; }, {"document_k has the shape (2, 9)", "expected (2, 8)"});
       spoiled([](fattn_problem& p) { p.document_q.strides[1] = 2; }, {"document_q has the stride 2 in its last dimension"});

@@ -292,7 +292,7 @@ TEST(MergeSmall, AnLseOfFp64KeepsItsLastPlaces) {
     }
   const RowTensor o(DType::kF32, {1, 1, 1, 4}), lse(DType::kF64, {1, 1, 1});
   lse.set(0, 0);
-  expect_message([&] { merge_backward({{o.view(), lse.view(), {}, {}}}, o.view()); }, "parts[0].lse has the dtype 4; it must be fp32 (1)");
+  expect_message([&] { merge_backward({{o.view(), lse.view(), {}, {}}}, o.view()); }, "parts[0].lse has the dtype fp64 (4); it must be fp32 (1)");
 }
 
 TEST(MergeSmall, NothingIsNoError) {
@@ -331,7 +331,7 @@ TEST(MergeSmall, BadInputIsRefusedInWords) {
       },
       "parts[1].o has the shape (2, 3, 4, 9); expected (2, 3, 4, 8), the shape of parts[0].o");
   with([](Merge& m) { m.parts[1].o = RowTensor(DType::kF64, {2, 3, 4, 8}); }, "parts[1].o is fp64 but parts[0].o is fp16; fp64 goes with fp64 alone");
-  with([](Merge& m) { m.parts[1].o = RowTensor(DType::kI32, {2, 3, 4, 8}); }, "parts[1].o has the unknown dtype 5");
+  with([](Merge& m) { m.parts[1].o = RowTensor(DType::kI32, {2, 3, 4, 8}); }, "parts[1].o has the dtype int32 (5)");
   with(
       [](Merge& m) {
         m.parts[1].o = RowTensor(DType::kF16, {2, 3, 4, 8}, {0, 1, 3, 2});
@@ -343,7 +343,7 @@ TEST(MergeSmall, BadInputIsRefusedInWords) {
         m.parts[0].lse = RowTensor(DType::kF32, {2, 3, 4});
       },
       "parts[0].lse has the shape (2, 3, 4); expected (2, 4, 3), from parts[0].o");
-  with([](Merge& m) { m.parts[0].lse = RowTensor(DType::kF16, {2, 4, 3}); }, "parts[0].lse has the dtype 2; it must be fp32 (1) or fp64");
+  with([](Merge& m) { m.parts[0].lse = RowTensor(DType::kF16, {2, 4, 3}); }, "parts[0].lse has the dtype fp16 (2); it must be fp32 (1) or fp64");
   with([](Merge& m) { m.o = {}; }, "o is absent; this call needs it");
   with([](Merge& m) { m.lse = RowTensor(DType::kF32, {2, 4, 4}); }, "lse has the shape (2, 4, 4); expected (2, 4, 3)");
   with([](Merge& m) { m.o = RowTensor(DType::kF64, {2, 3, 4, 8}); }, "o is fp64 but parts[0].o is fp16");

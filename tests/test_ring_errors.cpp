@@ -12,9 +12,12 @@
 #include "fattn/fattn.hpp"
 #include "owned_tensor.h"
 #include "ring_of_threads.h"
+#include "thrown.h"
 
 namespace fattn::testing {
 namespace {
+
+using test::thrown_by;
 
 // A plan of the forward pass on `rows` rows of q beside the rank's, and what it says.
 void plan(RingTransport& transport, const RingSequence& sequence, const Options& options, int64_t more_rows = 0, DType dtype = DType::kF32) {
@@ -26,7 +29,7 @@ void plan(RingTransport& transport, const RingSequence& sequence, const Options&
 TEST(RingErrorsSmall, WhatDiffersIsNamedOnAllRanks) {
   RingSequence sequence;
   sequence.seqlen_q = sequence.seqlen_k = 30;
-  const auto thrown_by = [&](const std::function<void(RingTransport&)>& body) {
+  const auto thrown_on_ranks = [&](const std::function<void(RingTransport&)>& body) {
     Mailboxes boxes;
     return in_threads(3, [&](int rank) {
       ThreadTransport transport(boxes, rank, 3, false);
@@ -36,21 +39,21 @@ TEST(RingErrorsSmall, WhatDiffersIsNamedOnAllRanks) {
   const auto expect_all = [](const std::vector<std::string>& thrown, const std::string& wanted) {
     for (const std::string& text : thrown) EXPECT_NE(text.find(wanted), std::string::npos) << text;
   };
-  expect_all(thrown_by([&](RingTransport& t) {
+  expect_all(thrown_on_ranks([&](RingTransport& t) {
                Options options;
                options.window_left = t.rank() == 1 ? 3 : 4;
                plan(t, sequence, options);
              }),
              "window_left is 3 on rank 1 and 4 on rank 0; all ranks must plan the same ring attention");
-  expect_all(thrown_by([&](RingTransport& t) { plan(t, sequence, {}, 0, t.rank() == 2 ? DType::kBF16 : DType::kF32); }),
+  expect_all(thrown_on_ranks([&](RingTransport& t) { plan(t, sequence, {}, 0, t.rank() == 2 ? DType::kBF16 : DType::kF32); }),
              "dtype is bf16 on rank 2 and fp32 on rank 0");
-  expect_all(thrown_by([&](RingTransport& t) {
+  expect_all(thrown_on_ranks([&](RingTransport& t) {
                RingSequence other = sequence;
                other.seqlen_k = t.rank() == 2 ? 29 : 30;
                plan(t, other, {});
              }),
              "seqlen_k is 29 on rank 2 and 30 on rank 0");
-  const std::vector<std::string> one = thrown_by([&](RingTransport& t) { plan(t, sequence, {}, t.rank() == 1 ? 1 : 0); });
+  const std::vector<std::string> one = thrown_on_ranks([&](RingTransport& t) { plan(t, sequence, {}, t.rank() == 1 ? 1 : 0); });
   EXPECT_EQ(one[1].find("q has 11 rows; rank 1 of 3 holds 10"), 0u) << one[1];
   for (const size_t rank : {0, 2}) EXPECT_EQ(one[rank].find("arguments is q has 11 rows; rank 1 of 3 holds 10"), 0u) << one[rank];
 }
@@ -66,15 +69,10 @@ TEST(RingErrorsSmall, WhatIsRefused) {
     ForwardTensors t{q.view(), q.view(), q.view(), q.view(), {}, {}};
     Options options;
     change(t, options);
-    try {
-      const RingPlan made(transport, sequence, t, options);
-      return "";
-    } catch (const Error& e) {
-      return e.what();
-    }
+    return thrown_by([&] { RingPlan(transport, sequence, t, options); });
   };
   const auto expect = [](const std::string& text, const std::string& wanted) { EXPECT_NE(text.find(wanted), std::string::npos) << text; };
-  EXPECT_EQ(said([](ForwardTensors&, Options&) {}), "");
+  EXPECT_EQ(said([](ForwardTensors&, Options&) {}), "nothing was thrown");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.seqused_k = ids.view(); }),
          "ring attention in C++ has no lengths of keys (seqused_k); it has causal masks");
   expect(said([&](ForwardTensors& t, Options&) { t.scores.alibi_slopes = one_slope.view(); }),
@@ -129,13 +127,8 @@ TEST(RingErrorsSmall, NegativeStridesAreRefused) {
   t.scores.dropout_state = state.view();
   Options options;
   options.p_dropout = 0.5;
-  try {
-    const RingPlan made(transport, sequence, t, options);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(std::string(e.what()).find("mask has the stride -200 in dimension 1; strides must be at least 0. Copy the tensor first"), 0u)
-        << e.what();
-  }
+  const std::string error = thrown_by([&] { RingPlan(transport, sequence, t, options); });
+  EXPECT_EQ(error.find("mask has the stride -200 in dimension 1; strides must be at least 0. Copy the tensor first"), 0u) << error;
 }
 
 // What the plan reads by itself, before any block's call looks at it.
@@ -153,12 +146,8 @@ TEST(RingErrorsSmall, TensorsWithoutMemoryAreRefused) {
   std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes()) + 256);
   void* const workspace = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
   t.scores.dropout_state = Tensor(nullptr, DType::kI64, {2}).on(Device::kCpu, 0, nullptr);
-  try {
-    plan.execute(t, workspace, static_cast<size_t>(plan.workspace_bytes()));
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("dropout_state has elements and no memory"), std::string::npos) << e.what();
-  }
+  const std::string error = thrown_by([&] { plan.execute(t, workspace, static_cast<size_t>(plan.workspace_bytes())); });
+  EXPECT_NE(error.find("dropout_state has elements and no memory"), std::string::npos) << error;
 }
 
 TEST(RingErrorsSmall, BackwardTensorsOfOtherKindsAreRefused) {
@@ -168,15 +157,7 @@ TEST(RingErrorsSmall, BackwardTensorsOfOtherKindsAreRefused) {
   sequence.seqlen_q = sequence.seqlen_k = 4;
   const Owned q(DType::kF32, {1, 4, 2, 8}), half(DType::kF16, {1, 4, 2, 8}), lse(DType::kF32, {1, 2, 4}), ids(DType::kI32, {1, 4});
   BackwardTensors t{q.view(), q.view(), q.view(), q.view(), lse.view(), q.view(), q.view(), half.view(), q.view()};
-  const auto said = [](const std::function<void()>& call) -> std::string {
-    try {
-      call();
-      return "";
-    } catch (const Error& e) {
-      return e.what();
-    }
-  };
-  EXPECT_NE(said([&] { RingPlan(transport, sequence, t, {}); }).find("dk is fp16 and q fp32; allowed: q's dtype"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { RingPlan(transport, sequence, t, {}); }).find("dk is fp16 and q fp32; allowed: q's dtype"), std::string::npos);
   const Owned k = normal(DType::kF32, {1, 4, 2, 8}, 1), o(DType::kF32, {1, 4, 2, 8});
   ForwardTensors f{k.view(), k.view(), k.view(), o.view(), {}, {}};
   RingPlan plan(transport, sequence, f, {});
@@ -184,13 +165,13 @@ TEST(RingErrorsSmall, BackwardTensorsOfOtherKindsAreRefused) {
   char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
   const char* const other = "these tensors are not as the plan was made for";
   f.scores.document_q = f.scores.document_k = ids.view();
-  EXPECT_NE(said([&] { plan.execute(f, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
+  EXPECT_NE(thrown_by([&] { plan.execute(f, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
   f.scores = {};
   t.dk = q.view();
-  EXPECT_NE(said([&] { plan.execute(t, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
-  EXPECT_NE(said([&] { plan.execute(f, workspace + 4, plan.workspace_bytes()); }).find("the workspace is not aligned to 256 bytes"),
+  EXPECT_NE(thrown_by([&] { plan.execute(t, workspace, plan.workspace_bytes()); }).find(other), std::string::npos);
+  EXPECT_NE(thrown_by([&] { plan.execute(f, workspace + 4, plan.workspace_bytes()); }).find("the workspace is not aligned to 256 bytes"),
             std::string::npos);
-  EXPECT_NE(said([&] { plan.execute(f, workspace, 16); }).find("the workspace has 16 bytes; the plan needs "), std::string::npos);
+  EXPECT_NE(thrown_by([&] { plan.execute(f, workspace, 16); }).find("the workspace has 16 bytes; the plan needs "), std::string::npos);
   plan.execute(f, workspace, plan.workspace_bytes());
 }
 
@@ -208,29 +189,21 @@ TEST(RingErrorsSmall, AGroupNamesWhoIsGone) {
 }
 
 TEST(RingErrorsSmall, AGroupRefusesWhatMakesNoSense) {
-  const auto said = [](const std::function<void()>& call) -> std::string {
-    try {
-      call();
-      return "";
-    } catch (const Error& e) {
-      return e.what();
-    }
-  };
   const auto expect = [](const std::string& text, const std::string& wanted) { EXPECT_NE(text.find(wanted), std::string::npos) << text; };
   Group alone;  // needs no NCCL
   alone.begin({}, nullptr);
   alone.finish(nullptr);
   alone.settle();
   char byte = 0;
-  expect(said([&] { alone.finish(nullptr); }), "finish without a begin before it");
-  expect(said([&] { alone.begin({{&byte, 1, 0, true}}, nullptr); }), "a piece's peer is 0; allowed: another rank");
+  expect(thrown_by([&] { alone.finish(nullptr); }), "finish without a begin before it");
+  expect(thrown_by([&] { alone.begin({{&byte, 1, 0, true}}, nullptr); }), "a piece's peer is 0; allowed: another rank");
   alone.begin({}, nullptr);
-  expect(said([&] { alone.settle(); }), "1 begun and not finished");
+  expect(thrown_by([&] { alone.settle(); }), "1 begun and not finished");
   alone.finish(nullptr);
   const GroupId id = new_group_id();
-  expect(said([&] { HostGroup(2, 2, id); }), "rank is 2 and nranks 2; allowed: 0 <= rank < nranks");
-  expect(said([&] { HostGroup(0, 2, id, -1); }), "timeout is -1 seconds; allowed: more than 0");
-  expect(said([&] { HostGroup(0, 2, id, 0.2); }), "rank 0 of 2 has waited 0.2 seconds for all ranks to join the group");
+  expect(thrown_by([&] { HostGroup(2, 2, id); }), "rank is 2 and nranks 2; allowed: 0 <= rank < nranks");
+  expect(thrown_by([&] { HostGroup(0, 2, id, -1); }), "timeout is -1 seconds; allowed: more than 0");
+  expect(thrown_by([&] { HostGroup(0, 2, id, 0.2); }), "rank 0 of 2 has waited 0.2 seconds for all ranks to join the group");
 }
 
 }  // namespace

@@ -184,8 +184,8 @@ TEST(RotarySmall, BadInputIsRefusedInWords) {
       },
       "offsets[1] is 8, for a sequence of 3 rows; cos has 10 rows, so that allowed are 0 to 7");
   with([](Rotary& r) { r.offsets = list(DType::kI64, {int64_t{1} << 40, 0}); }, "offsets[0] is 1099511627776");
-  with([](Rotary& r) { r.cos = r.sin = RowTensor(DType::kF32, {2, 4}); }, "cos has 2 rows, so that allowed are fewer rows alone");
-  with([](Rotary& r) { r.offsets = list(DType::kF32, {0, 0}); }, "offsets has the dtype 1; allowed: int32 (5), int64 (7)");
+  with([](Rotary& r) { r.cos = r.sin = RowTensor(DType::kF32, {2, 4}); }, "cos has 2 rows, fewer than the sequence. Make cos and sin");
+  with([](Rotary& r) { r.offsets = list(DType::kF32, {0, 0}); }, "offsets has the dtype fp32 (1); allowed: int32 (5), int64 (7)");
   with([](Rotary& r) { r.offsets = list(DType::kI32, {0}); }, "offsets has the shape (1); expected (2), from x's batch");
   with([](Rotary& r) { r.offsets = list(DType::kI32, {0, 0}), r.options.offset = 1; }, "offset is 1, and offsets are given; leave one of them out");
   with([](Rotary& r) { r.x = r.y = RowTensor(DType::kF16, {1, 1, 1, 577}); }, "headdim of x is 577; allowed: 1 to 576");
@@ -196,14 +196,14 @@ TEST(RotarySmall, BadInputIsRefusedInWords) {
     packed.offsets = offsets.empty() ? RowTensor() : list(DType::kI32, offsets);
     expect_message([&] { packed.run(); }, part);
   };
-  lists({0, 2, 6}, {}, "no error");
+  lists({0, 2, 6}, {}, "nothing was thrown");
   lists({1, 2, 6}, {}, "cu_seqlens[0] is 1; it must be 0");
   lists({0, 4, 3}, {}, "cu_seqlens[2] is 3; allowed: 4, where its sequence begins, to 6, the rows of x");
   lists({0, 4, 7}, {}, "cu_seqlens[2] is 7; allowed: 4");
-  lists({0, 2, 6}, {8, 6}, "no error");
+  lists({0, 2, 6}, {8, 6}, "nothing was thrown");
   lists({0, 2, 6}, {8, 7}, "offsets[1] is 7, for a sequence of 4 rows");
   lists({0, 2, 6}, {8}, "offsets has the shape (1); expected (2), an offset for each sequence");
-  lists({0, 0}, {1000}, "no error");
+  lists({0, 0}, {1000}, "nothing was thrown");
 
   const auto call = [&](const Tensor& x, const Tensor& y, const std::string& part) {
     expect_message([&] { rotary(x, good.cos.view(), good.sin.view(), y); }, part);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 
 #include "fattn/error.hpp"
 #include "fattn/fattn.h"
@@ -106,7 +107,8 @@ class Tensor {
   Tensor() = default;
   // Contiguous, row-major. At most 4 dimensions.
   Tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape) {
-    if (shape.size() > 4) throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor has at most 4 dimensions; pass a view with 4 or fewer");
+    if (shape.size() > 4)
+      invalid("a fattn::Tensor is made with " + std::to_string(shape.size()) + " dimensions; allowed: up to 4. Merge some of them");
     raw_.data = const_cast<void*>(data);
     raw_.dtype = static_cast<int32_t>(dtype);
     for (int64_t n : shape) raw_.shape[raw_.ndim++] = n;
@@ -118,7 +120,9 @@ class Tensor {
     }
   }
   Tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) : Tensor(data, dtype, shape) {
-    if (strides.size() != shape.size()) throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor needs one stride for each dimension");
+    if (strides.size() != shape.size())
+      invalid("a fattn::Tensor is made with " + std::to_string(shape.size()) + " dimensions and " + std::to_string(strides.size()) +
+              " strides; allowed: as many. Give each dimension its stride, in elements");
     int i = 0;
     for (int64_t s : strides) raw_.strides[i++] = s;
   }
@@ -135,7 +139,9 @@ class Tensor {
   }
   // The same memory with two dimensions swapped: (batch, heads, seqlen, headdim) <-> (batch, seqlen, heads, headdim).
   Tensor transposed(int a, int b) const {
-    if (a < 0 || b < 0 || a >= ndim() || b >= ndim()) throw Error(ErrorCode::kInvalidArgument, "Tensor::transposed: a dimension is out of range");
+    if (a < 0 || b < 0 || a >= ndim() || b >= ndim())
+      invalid("transposed(" + std::to_string(a) + ", " + std::to_string(b) + ") of a fattn::Tensor of " + std::to_string(ndim()) +
+              " dimensions; they are counted from 0");
     Tensor t = *this;
     t.raw_.shape[a] = raw_.shape[b];
     t.raw_.shape[b] = raw_.shape[a];
@@ -157,6 +163,8 @@ class Tensor {
   const fattn_tensor& raw() const { return raw_; }
 
  private:
+  [[noreturn]] static void invalid(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
+
   fattn_tensor raw_{};
 };
 

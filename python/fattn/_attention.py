@@ -14,7 +14,7 @@ from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, at
 from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
-from ._options import Window, choose, is_bhsd, window_limits
+from ._options import Window, choose, flags, is_bhsd, window_limits
 from ._refused import explained, is_dtensor, require_dense, require_numbers
 from ._scores import NONE, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 from ._unknown import options_of, unknown_options
@@ -136,6 +136,10 @@ def attention(
     """
     if unknown:
         raise unknown_options("fattn.attention", unknown, options_of(attention))
+    if not ((causal is False or causal is True) and (return_lse is False or return_lse is True) and (return_dropout_state is False or return_dropout_state is True)
+            and (batch_invariant is False or batch_invariant is True) and (deterministic is None or deterministic is False or deterministic is True)):
+        causal, return_lse, return_dropout_state, batch_invariant, deterministic = flags(
+            causal=causal, return_lse=return_lse, return_dropout_state=return_dropout_state, batch_invariant=batch_invariant, deterministic=deterministic)
     if (cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None
             or (type(q) is not torch.Tensor and is_dtensor(q))):
         return _of_others(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
@@ -173,7 +177,7 @@ def attention(
         options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                    choose("algorithm", algorithm, _abi.ALGORITHMS))
         if (fp32 := wants_fp32(q, out_dtype)) or batch_invariant:
-            options += (dropout_p, fp32, bool(batch_invariant))
+            options += (dropout_p, fp32, batch_invariant)
             scores = scores or NONE
         elif dropout_p:
             options += (dropout_p,)

@@ -8,7 +8,7 @@ from . import _abi
 from ._autograd import gradients
 from ._core import autocast, wants_fp32
 from ._operators import rows_contiguous
-from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
+from ._options import Options, choose, flag, flags, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import require_dense, require_numbers
 from ._scores import GIVEN, NONE, Scores, prepare, with_symbols
 from ._varlen import packed_inputs, require_packed
@@ -27,7 +27,7 @@ def _given(function: str, own: tuple[str, ...], options: dict[str, Any], wanted:
         raise ValueError(f"dropout_p is {given.dropout_p} and dropout_state is None; a backward pass drops what its forward pass has dropped: give the state that "
                          "fattn.attention returns with return_dropout_state=True")
     for name, asked in wanted.items():
-        if asked and getattr(given, name) is None:
+        if flag(f"return_d{name}", asked) and getattr(given, name) is None:
             raise ValueError(f"return_d{name} asks for the gradient of {name}, and {name} is absent; give the {name} of the forward pass")
     return given
 
@@ -100,8 +100,10 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     of = q, k, v
     if torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
         dout, q, k, v, o = autocast(device_type, dout, q, k, v, o)
-    deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
-    for_operator = (given.softmax_scale, given.causal, deterministic, bhsd, *window_limits(given.window), given.softcap or 0.0,
+    causal, deterministic = flags(causal=given.causal, deterministic=given.deterministic)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    for_operator = (given.softmax_scale, causal, deterministic, bhsd, *window_limits(given.window), given.softcap or 0.0,
                     choose("backend", given.backend, _abi.BACKENDS), choose("algorithm", given.algorithm, _abi.ALGORITHMS))
     scores = prepare(q, k.shape[2 if bhsd else 1], given.dropout_p, *(given[i] for i in _SCORES))
     if all(x is None for x in scores):

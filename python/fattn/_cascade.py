@@ -6,6 +6,7 @@ import torch
 
 from ._attention import attention
 from ._merge import merge
+from ._options import flags
 from ._refused import can_be_read, require_dense
 from ._unknown import unknown_options
 
@@ -63,6 +64,7 @@ def cascade(q: torch.Tensor, k_prefix: torch.Tensor, v_prefix: torch.Tensor, k: 
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise unknown_options("fattn.cascade", unknown, [*_OPTIONS, "return_lse"])
+    return_lse, _ = flags(return_lse=return_lse, causal=options.get("causal", False))
     packed = options.get("cu_seqlens_q") is not None
     _check(q, k_prefix, v_prefix, k, v, packed, options)
     dtype = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else None

@@ -111,13 +111,20 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Text would be true whatever it says."""
-    if not isinstance(value, (str, bytes)):
-        try:
-            return bool(value)
-        except (ValueError, RuntimeError):  # of arrays and tensors
-            pass
-    raise TypeError(f"{name} is a {type(value).__name__}; it must be True or False")
+    """Text, 1.5 and NaN would be true, whatever was meant. 0 and 1 are as good as False and True, NumPy's too; a torch.SymBool stays what it is."""
+    if isinstance(value, bool) or type(value).__name__ == "SymBool":
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, int) and value in (0, 1):
+        return value == 1
+    what = repr(value) if value is None or isinstance(value, (int, float)) else f"a {type(value).__name__}"
+    raise TypeError(f"{name} is {what}; it must be True or False")
+
+
+def flags(**given: Any) -> list[Any]:
+    """Of these options; `deterministic` may be None."""
+    return [None if value is None and name == "deterministic" else flag(name, value) for name, value in given.items()]
 
 
 def within(name: str, value: int, bits: int) -> int:

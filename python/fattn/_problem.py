@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from . import _abi
-from ._options import Options, choose, flag, number, window_limits, within
+from ._options import Options, choose, flags, number, window_limits, within
 
 
 def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.Problem:
@@ -13,9 +13,8 @@ def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.
     problem.pass_ = int(backward)
     problem.backend = choose("backend", options.backend, _abi.BACKENDS)
     problem.algorithm = choose("algorithm", options.algorithm, _abi.ALGORITHMS)
-    problem.causal = flag("causal", options.causal)
-    problem.deterministic = flag("deterministic", options.deterministic)
-    problem.batch_invariant = flag("batch_invariant", options.batch_invariant)
+    causal, deterministic, problem.batch_invariant = flags(causal=options.causal, deterministic=options.deterministic, batch_invariant=options.batch_invariant)
+    problem.causal, problem.deterministic = causal, bool(deterministic)
     problem.num_threads = within("num_threads", num_threads, 32)
     if options.softmax_scale is not None:
         problem.has_softmax_scale = 1

@@ -9,7 +9,7 @@ from . import _abi
 from ._core import autocast, results, run, wants_fp32
 from ._dtensor import on_shards
 from ._operators import rows_contiguous
-from ._options import Options, choose, is_bhsd, names_of_options, taken, takes_options, window_limits
+from ._options import Options, choose, flags, is_bhsd, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, is_dtensor, is_fake, require_dense, require_numbers
 from ._scores import GIVEN, Scores, Sequences, as_int32, keys_of, prepare, require_no_gradient_of_pages, wants_gradient, with_symbols
 
@@ -64,7 +64,11 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
         q, k, v = autocast(device_type, q, k, v)
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
+    causal, batch_invariant, deterministic = given.causal, given.batch_invariant, given.deterministic
+    if not (type(causal) is type(batch_invariant) is bool and (deterministic is None or type(deterministic) is bool)):
+        causal, batch_invariant, deterministic = flags(causal=causal, batch_invariant=batch_invariant, deterministic=deterministic)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     most_q, most_k = given.max_seqlen_q, given.max_seqlen_k
     if most_q is None:
         most_q = _longest("cu_seqlens_q", cu_seqlens_q)
@@ -72,10 +76,10 @@ def packed_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
         most_k = 0 if paged else _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask)
     sequences = Sequences(as_int32(cu_seqlens_q), None if cu_seqlens_k is None else as_int32(cu_seqlens_k), most_q, most_k)
     scores = prepare(q, keys_of(k, given.block_table, False) if paged else most_k, given.dropout_p, *[given[i] for i in _SCORES])
-    for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
+    for_operator = (given.softmax_scale, causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
                     0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
                     0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p, wants_fp32(q, given.out_dtype),
-                    bool(given.batch_invariant))
+                    batch_invariant)
     if torch.compiler.is_compiling():
         for_operator, scores = with_symbols(for_operator, scores)
     return q, k, v, for_operator, scores, sequences
@@ -112,6 +116,8 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     Raises:
         As `fattn.attention`.
     """
+    if not type(return_lse) is type(return_dropout_state) is bool:
+        return_lse, return_dropout_state = flags(return_lse=return_lse, return_dropout_state=return_dropout_state)
     try:
         given = Options(**options)
     except TypeError:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _abi, _problem
-from ._options import Options, Window, choose, is_bhsd, short_dtype, window_limits
+from ._options import Options, Window, choose, flag, is_bhsd, short_dtype, window_limits
 from ._refused import can_be_read, require_dense, require_numbers
 from ._scores import GIVEN, Scores, prepare
 from ._unknown import unknown_options
@@ -73,7 +73,7 @@ class _Problem:
         require_numbers(softmax_scale, softcap, 0)
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.scale = headdim**-0.5 if softmax_scale is None else softmax_scale
-        self.softcap, self.causal = softcap or 0.0, causal
+        self.softcap, self.causal = softcap or 0.0, flag("causal", causal)
         self.left, self.right = window_limits(window)
         self.scores = prepare(q, self.seqlen_k, 0, *(options.get(name) for name in Scores._fields))
         _require_as_attention(q, k, self.scores, bhsd, causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap)

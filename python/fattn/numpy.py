@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _merge_arrays, _merge_shapes, _problem
-from ._options import Options, is_bhsd, names_of_options, taken, takes_options, within
+from ._options import Options, flag, is_bhsd, names_of_options, taken, takes_options, within
 
 __all__ = ["backward", "dropout_mask", "forward", "merge"]
 
@@ -183,6 +183,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
         MemoryError: no memory for the workspace.
     """
     given = taken("fattn.numpy.forward", _OPTIONS, ("return_lse", "layout", "num_threads"), options)
+    return_lse = flag("return_lse", return_lse)
     bhsd = is_bhsd(layout)
     problem = _problem.describe(given, num_threads=num_threads, backward=False)
     sequences = _set_sequences(problem, layout, given)

@@ -60,7 +60,7 @@ int64_t sinks_stride(const char* name, const fattn_tensor& t, const fattn_tensor
 
 void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p) {
   if (t.dtype != FATTN_F32 && t.dtype != static_cast<int32_t>(p.dtype))
-    invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
+    invalid(text(name, " has the dtype ", dtype_text(t), "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
 }
 
 // Ids of documents.

@@ -20,6 +20,11 @@ std::string shape_text(const fattn_tensor& t) {
   return s + ")";
 }
 
+std::string dtype_text(const fattn_tensor& t) {
+  const auto dtype = static_cast<DType>(t.dtype);
+  return size_of(dtype) > 0 ? text(name_of(dtype), " (", t.dtype, ")") : text(t.dtype, " (unknown)");
+}
+
 Extent extent_of(const fattn_tensor& t) {
   Extent e;
   e.ndim = t.ndim;
@@ -53,7 +58,7 @@ void check_view(const char* name, const fattn_tensor& t, int ndim, const char* d
 void check_tensor(const char* name, const fattn_tensor& t, int ndim, const char* dimensions, bool output) {
   if (t.ndim == 0) invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
   if (t.ndim == ndim && !known_dtype(t.dtype))
-    invalid(text(name, " has the unknown dtype ", t.dtype, "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
+    invalid(text(name, " has the dtype ", dtype_text(t), "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
   check_view(name, t, ndim, dimensions, output);
 }
 
@@ -106,7 +111,7 @@ Strides row_strides(const fattn_tensor& t) {
 
 void check_dtype(const char* name, const fattn_tensor& t, int32_t wanted, const char* because) {
   if (t.dtype != wanted)
-    invalid(text(name, " has the dtype ", t.dtype, "; it must be ", name_of(static_cast<DType>(wanted)), " (", wanted, ")", because));
+    invalid(text(name, " has the dtype ", dtype_text(t), "; it must be ", name_of(static_cast<DType>(wanted)), " (", wanted, ")", because));
 }
 
 }  // namespace fattn::core

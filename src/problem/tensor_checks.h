@@ -12,6 +12,7 @@ namespace fattn::core {
 [[noreturn]] void invalid(const std::string& message);
 
 std::string shape_text(const fattn_tensor& tensor);  // "(2, 3)"
+std::string dtype_text(const fattn_tensor& tensor);  // "int64 (7)"; of a number that is no dtype "99 (unknown)"
 Extent extent_of(const fattn_tensor& tensor);
 
 // What holds for every tensor alone: rank, device, shape, strides, size. The dtype is known already. `dimensions` names them.

@@ -63,7 +63,7 @@ void check_positions(const char* name, int64_t index, int64_t first, int64_t row
   if (rows == 0 || (first >= 0 && rows <= positions && first <= positions - rows)) return;
   const std::string who = index >= 0 ? text(name, "[", index, "]") : std::string(name);
   invalid(text(who, " is ", first, ", for a sequence of ", rows, " rows; cos has ", positions, positions == 1 ? " row" : " rows",
-               ", so that allowed are ", rows <= positions ? text("0 to ", positions - rows) : std::string("fewer rows alone"),
+               rows <= positions ? text(", so that allowed are 0 to ", positions - rows) : std::string(", fewer than the sequence"),
                ". Make cos and sin for more positions"));
 }
 

@@ -10,7 +10,7 @@ void check_list(const char* name, const fattn_tensor& list, const char* dimensio
 
 void check_index_dtype(const char* name, const fattn_tensor& list) {
   if (list.dtype != FATTN_I32 && list.dtype != FATTN_I64)
-    invalid(text(name, " has the dtype ", list.dtype, "; allowed: int32 (", FATTN_I32, "), int64 (", FATTN_I64, ")"));
+    invalid(text(name, " has the dtype ", dtype_text(list), "; allowed: int32 (", FATTN_I32, "), int64 (", FATTN_I64, ")"));
 }
 
 void check_cu_seqlens(const char* name, const fattn_tensor& list, const char* first_name, const fattn_tensor& first) {

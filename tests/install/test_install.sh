@@ -98,9 +98,10 @@ expect "find_package refuses version 99" refused
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 expect "pkg-config --exists" pkg-config --exists "fattn >= 0.1"
 read -ra flags <<<"$(pkg-config --cflags --libs fattn)"
-expect "pkg-config: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -lm -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_c"
+rpath=-Wl,-rpath,$(pkg-config --variable=libdir fattn)  # as README.md says it
+expect "pkg-config: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -lm "$rpath" -o "$scratch/pc_c"
 expect "pkg-config: C runs" "$scratch/pc_c"
-expect "pkg-config: C++" g++ -std=c++17 "$source_dir/examples/cpp/forward.cpp" "${flags[@]}" -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_cpp"
+expect "pkg-config: C++" g++ -std=c++17 "$source_dir/examples/cpp/forward.cpp" "${flags[@]}" "$rpath" -o "$scratch/pc_cpp"
 expect "pkg-config: C++ runs" "$scratch/pc_cpp"
 read -ra flags <<<"$(pkg-config --static --cflags --libs fattn | sed 's/-lfattn/-l:libfattn.a/')"
 expect "pkg-config --static: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -o "$scratch/pc_static"

@@ -264,12 +264,17 @@ def test_suite_takes_the_flags_that_say_where_and_how(schema, fattn, tmp_path):
 
 def test_peaks_that_cannot_be_measured_say_why(schema, fattn, cuda_stub, tmp_path):
     environment = {**cuda_stub, "FATTN_NVRTC": "/nonexistent/libnvrtc.so.13", "FATTN_CACHE_DIR": str(tmp_path)}
-    record = fattn.json("bench", "--device", "cuda", "--seqlen", "64", "--no-grad", status=2, env=environment)
+    flags = ["--device", "cuda", "--seqlen", "64", "--no-grad"]
+    (tmp_path / "another.py").write_text("raise SystemExit('ends at once')\n")  # what another process computes is not known before
+    record = fattn.json("compare", *flags, "--provider", "fattn", "--provider", "another", "--providers", tmp_path, status=2, env=environment)
     schema.validate(record)
     for peaks in record["peaks"].values():
         assert "no usable NVRTC" in peaks["problem"]
         assert peaks["fma_flops_per_s"] is None and peaks["bf16_flops_per_s"] is None and peaks["read_bytes_per_s"] is None
-    assert "no usable NVRTC" in fattn("bench", "--device", "cuda", "--seqlen", "64", "--no-grad", status=2, env=environment).stdout
+    alone = fattn.json("bench", *flags, status=2, env=environment)  # nobody can run, so that nothing is measured
+    schema.validate(alone)
+    assert alone["peaks"]["before"]["problem"] is None and "no usable NVRTC" in alone["rows"][0]["reason"]
+    assert "no usable NVRTC" in fattn("bench", *flags, status=2, env=environment).stdout
 
 
 def test_a_record_has_a_row_a_line(fattn, tmp_path):

@@ -312,7 +312,7 @@ def test_tensors_that_are_no_attention(fattn, tmp_path):
     assert "p_dropout is 1" in refused(fattn, tmp_path, good, "--dropout", "1")
     assert "seqused_k[1] is 14" in refused(fattn, tmp_path, good | {"seqused_k": np.array([3, 14], np.int32)})
     assert "bias has the shape (2, 4, 9, 12)" in refused(fattn, tmp_path, good | {"bias": np.zeros((2, 4, 9, 12), np.float32)})
-    assert "mask has the dtype 1" in refused(fattn, tmp_path, good | {"mask": np.zeros((2, 4, 9, 13), np.float32)})
+    assert "mask has the dtype fp32 (1)" in refused(fattn, tmp_path, good | {"mask": np.zeros((2, 4, 9, 13), np.float32)})
     assert "'mask' has dtype I16" in refused(fattn, tmp_path, good | {"mask": np.zeros((2, 4, 9, 13), np.int16)})
 
 

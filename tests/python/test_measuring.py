@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import select
 import shutil
 import subprocess
@@ -29,6 +30,26 @@ def test_a_silly_problem_is_refused_with_its_time(fattn):
     assert re.search(r"or allow it with --patience \d+[hd]", error), error
     again = fattn.refuses("compare", "--seqlen", "300000", "--nheads", "1", "--provider", "fattn", "--patience", "90s")
     assert "allowed: 90 seconds" in again and "would take about" in again
+
+
+def processor_seconds(call):
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = call()
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return result, end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+
+
+# The machine's peaks take seconds, on many cores more: what is refused needs none. Processor time, which other programs do not change.
+def test_what_is_refused_is_so_before_anything_is_measured(fattn, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}))
+    fattn("gpt2", "init", tmp_path / "model", "--config", tmp_path / "config.json")
+    no_kernel = "algorithm v3 is for Hopper GPUs"
+    for call in (lambda: fattn("bench", "--algorithm", "v3", status=2).stdout, lambda: fattn("sweep", "--over", "seqlen", "--values", "64,128", "--algorithm", "v3", status=2).stdout,
+                 lambda: fattn.refuses("gpt2", "bench", tmp_path / "model", "--algorithm", "v3")):
+        said, seconds = processor_seconds(call)
+        assert no_kernel in " ".join(said.split()) and seconds < 1, (said, seconds)
+    record = json.loads(fattn("bench", "--algorithm", "v3", "--json", "-", status=2).stdout)
+    assert [row["status"] for row in record["rows"]] == 3 * ["unsupported"] and record["peaks"]["before"]["fma_flops_per_s"] is None
 
 
 def test_patience_is_a_time(fattn):

@@ -99,14 +99,19 @@ def device_of(flag: str) -> torch.device:
     return device
 
 
-def require_writable(path: str | None) -> None:
+def require_writable(path: str | None, flag: str = "--json") -> None:
     """Before minutes of measuring, not after."""
     if path in (None, "-"):
         return
     folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        print(f"fattn: cannot write '{path}': its folder is not there or not writable; name another file with --json", file=sys.stderr)
-        sys.exit(2)
+    if os.path.isdir(path):
+        why = "it is a folder"
+    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        why = "its folder is not there or not writable"
+    else:
+        return
+    print(f"fattn: cannot write '{path}': {why}; name another file with {flag}", file=sys.stderr)
+    sys.exit(2)
 
 
 def write(rows: list[dict], path: str | None) -> None:

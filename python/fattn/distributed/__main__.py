@@ -10,7 +10,7 @@ import sys
 import torch
 import torch.distributed as distributed
 
-from .._check.terminal import write_whole
+from .._check.terminal import require_writable, write_whole
 from . import _errors
 from ._bench import TOLERANCE, bench, largest_error, timeline
 from ._prepare import METHODS
@@ -45,8 +45,8 @@ def _arguments() -> argparse.Namespace:
     for flag, file, command in (("--timeline", given.timeline, "bench"), ("--errors", given.errors, "check")):
         if file is not None and given.command != command:
             parser.error(f"{flag} is given with {given.command}; allowed: with {command}")
-        if file is not None and os.environ.get("RANK", "0") == "0" and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):  # rank 0 writes it
-            parser.error(f"{flag} is {str(file)!r}, which cannot be written; allowed: a file in a folder that is there and may be written to")
+        if file is not None and os.environ.get("RANK", "0") == "0":  # which writes it
+            require_writable(str(file), flag)
     return given
 
 

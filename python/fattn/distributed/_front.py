@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .._options import Window
+from .._options import Window, flag
 from ._call import Attention
 from ._compiled import compiled_call
 from ._prepare import TIMEOUT, prepared
@@ -82,6 +82,7 @@ def ring_attention(
         TypeError, ValueError, NotImplementedError: on every rank, naming the rank and what it gave, before anything is sent.
         RuntimeError: a rank has ended, or did not answer in time; it is named.
     """
+    return_lse = flag("return_lse", return_lse)
     gradients = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, bias, sinks))
     arguments = dict(q=q, k=k, v=v, layout=layout, method=method, ulysses_degree=ulysses_degree, causal=causal, softmax_scale=softmax_scale, window=window,
                      softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q,

@@ -8,7 +8,7 @@ import torch
 from .. import _abi
 from .._core import autocast
 from .._operators import rows_contiguous
-from .._options import choose, window_limits
+from .._options import choose, flags, window_limits
 from .._refused import require_dense, require_numbers
 from .._scores import of_pairs
 from ._call import Call
@@ -235,11 +235,13 @@ def given_of(q, k, v, *, layout, method, ulysses_degree, causal, softmax_scale, 
         raise ValueError("dropout_p is given and dropout_state is not; all ranks must drop the same weights: give every rank the same two numbers, a torch.int64 tensor (2)")
     if dropout_p and not (isinstance(dropout_state, torch.Tensor) and dropout_state.shape == (2,) and dropout_state.dtype == torch.int64):
         raise ValueError(f"dropout_state is {_described(dropout_state)}; allowed: torch.int64 (2), seed and offset of the whole matrix")
-    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    causal, deterministic = flags(causal=causal, deterministic=deterministic)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     limits = window_limits(window)
-    return Given(_taken(q, k, v, packed, alibi_slopes, bias, mask, document_q, document_k, sinks), packed, bounds_q, bounds_k, bool(causal),
+    return Given(_taken(q, k, v, packed, alibi_slopes, bias, mask, document_q, document_k, sinks), packed, bounds_q, bounds_k, causal,
                  limits, None if softmax_scale is None else float(softmax_scale), float(softcap or 0), float(dropout_p), dropout_state, layout, method, ulysses_degree, backend,
-                 algorithm, bool(deterministic))
+                 algorithm, deterministic)
 
 
 def _agree(ranks: Ranks, arguments: dict[str, Any], timeout: float, check: bool, gradients: bool) -> tuple[Given, list[dict[str, Any]] | None]:

@@ -133,7 +133,8 @@ def one_line(stdout, stderr):
 
 
 @pytest.mark.parametrize("arguments", [["--accuracy", "--sigma", "x"], ["--values", "--option", "nothing"], ["--accuracy", "--seeds", "0"], ["--values", "--limit", "1"],
-                                       ["--accuracy", "--values"], ["--accuracy", "--json", "/nonexistent/a.json"], ["--accuracy", "--device", "cpu", "--headdim", "0"]])
+                                       ["--accuracy", "--values"], ["--accuracy", "--json", "/nonexistent/a.json"], ["--accuracy", "--json", "/tmp"],
+                                       ["--accuracy", "--device", "cpu", "--headdim", "0"]])
 def test_refuses(arguments, capsys):
     try:
         status = _check.main(["check", *arguments])

@@ -72,7 +72,9 @@ refused.makes_group = True
 
 
 @pytest.mark.parametrize("arguments, words", [(("check", "--timeline", "t.json"), "--timeline is given with check; allowed: with bench"),
-                                              (("bench", "--timeline", "/nowhere/t.json"), "--timeline is '/nowhere/t.json', which cannot be written")])
+                                              (("bench", "--timeline", "/nowhere/t.json"), "fattn: cannot write '/nowhere/t.json': its folder is not there or not writable; name another file "
+                                               "with --timeline"),
+                                              (("check", "--errors", "/tmp"), "fattn: cannot write '/tmp': it is a folder; name another file with --errors")])
 def test_what_is_refused(arguments, words):
     assert words in run_ranks(1, refused, *arguments)[0]
 

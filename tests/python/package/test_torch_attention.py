@@ -221,7 +221,7 @@ Q = torch.ones(1, 4, 2, 8)
         ((Q, Q, Q), {"window": (0, 2**63)}, ValueError, r"^window\[1\] is 9223372036854775808, which does not fit into 64 bits"),
         ((Q, Q, Q), {"window": 4}, ValueError, r"^window is 4; allowed: None, or \(left, right\)"),
         ((Q, Q, Q), {"window": (1.5, 0)}, TypeError, r"^window\[0\] is 1.5; it must be an int, or None$"),
-        ((Q, Q, Q), {"causal": "no"}, TypeError, "^causal is of the type str; it must be of the type bool$"),
+        ((Q, Q, Q), {"causal": "no"}, TypeError, "^causal is a str; it must be True or False$"),
         ((Q, Q, Q), {"softmax_scale": "1"}, TypeError, "^softmax_scale is of the type str; it must be of the type float$"),
         ((torch.nested.nested_tensor([Q[0], Q[0, :2]], layout=torch.jagged), Q, Q), {}, NotImplementedError, "NestedTensor.*fattn.attention_varlen"),
         ((Q, Q, Q), {"softcap": -1.0}, ValueError, "^softcap is -1; allowed: 0"),
