@@ -432,6 +432,11 @@ void add_own_bits(List& list, int arch, Which which) {
         with_sinks.has_sinks = !is_f32;
         add(with_sinks, true, headdim == 128 && causal ? which : Which::kFull);
         add(plain);
+        Problem few = plain;
+        few.seqlen_q = 1;
+        add(few);
+        add(paged(few));
+        add(packed(with_features(few, !causal, true), false));
         add(plain, false);
         add(with_features(plain, true, true));
         add(paged(plain));

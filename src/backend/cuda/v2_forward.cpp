@@ -36,6 +36,7 @@ int choose_own_row(const Problem& problem, const V2Target& target) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
     if (!row.own || row.f32 != f32 || row.level != target.level || std::max(problem.headdim, problem.headdim_v) > row.headdim) continue;
+    if (row.few && problem.seqlen_q > row.tile.block_m()) continue;
     if (!f32 && (row.heavy != heavy || (row.staged && !can_stage(pair)))) continue;
     constexpr int kFirstKey = 4;  // of packed sequences
     if (shared_bytes(row, problem) + (f32 && !problem.packed ? kFirstKey : 0) <= target.shared_bytes) return i;

@@ -39,6 +39,7 @@ struct V2ForwardRow {
   bool hides = true;    // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
   bool own = false;     // for batch_invariant alone
+  bool few = false;     // for as many queries as a tile has, or fewer
   V2ForwardTile tile = {};
 };
 std::span<const V2ForwardRow> v2_forward_rows();

@@ -107,6 +107,11 @@ inline constexpr V2ForwardRow kV2ForwardTable[] = {
     {.level = 80, .headdim = 256, .f32 = true, .heavy = true,
      .tile = {.warps = 2, .row_tiles = 1, .block_n = 16, .stages = 1, .step_n = 16, .ctas = 1}},
     // Under batch_invariant. In 16 bits those of one width and kind have one block_n and one exact_n; in fp32 sizes follow from shared memory alone.
+    // With few queries a CTA is one warp, of which a multiprocessor holds more.
+    {.level = 80, .headdim = 64, .own = true, .few = true,
+     .tile = {.warps = 1, .row_tiles = 1, .block_n = 64, .stages = 2, .step_n = 32, .exact_n = 32, .queries_in_registers = true, .ctas = 6}},
+    {.level = 80, .headdim = 128, .own = true, .few = true,
+     .tile = {.warps = 1, .row_tiles = 1, .block_n = 32, .stages = 2, .step_n = 32, .exact_n = 32, .queries_in_registers = true, .ctas = 6}},
     {.level = 80, .headdim = 64, .own = true,
      .tile = {.warps = 4, .row_tiles = 2, .block_n = 64, .stages = 2, .step_n = 32, .exact_n = 32, .queries_in_registers = true, .ctas = 2}},
     {.level = 80, .headdim = 128, .own = true,
@@ -137,6 +142,10 @@ inline constexpr V2ForwardRow kV2ForwardTable[] = {
      .tile = {.warps = 4, .row_tiles = 1, .block_n = 64, .stages = 1, .step_n = 32, .exact_n = 32, .ctas = 1}},
     {.level = 75, .headdim = 256, .heavy = true, .own = true,
      .tile = {.warps = 4, .row_tiles = 1, .block_n = 32, .stages = 1, .step_n = 16, .exact_n = 16, .ctas = 1}},
+    {.level = 80, .headdim = 64, .f32 = true, .own = true, .few = true,
+     .tile = {.warps = 1, .row_tiles = 1, .block_n = 32, .stages = 2, .step_n = 16, .ctas = 4}},
+    {.level = 80, .headdim = 128, .f32 = true, .own = true, .few = true,
+     .tile = {.warps = 1, .row_tiles = 1, .block_n = 16, .stages = 2, .step_n = 16, .ctas = 3}},
     {.level = 80, .headdim = 64, .f32 = true, .own = true,
      .tile = {.warps = 8, .row_tiles = 1, .block_n = 32, .stages = 2, .step_n = 16, .ctas = 1}},
     {.level = 80, .headdim = 128, .f32 = true, .own = true,
