@@ -44,6 +44,21 @@ struct VisibleKeys {
   }
 };
 
+// In place of VisibleKeys where every row sees all keys.
+struct AllKeys {
+  template <class Scores>
+  __device__ __forceinline__ void hide(Scores&) const {}
+};
+
+template <bool kAll, class Keys>
+struct AllKeysOr {
+  using Type = Keys;
+};
+template <class Keys>
+struct AllKeysOr<true, Keys> {
+  using Type = AllKeys;
+};
+
 // For the 16 * kRowTiles rows from `row` and the keys from `key`, whose number `column` is the lane's first column.
 template <int kRowTiles, bool kBegins>
 __device__ __forceinline__ VisibleKeys<kRowTiles, kBegins> visible_keys(const core::Mask32& mask, int row, int key, int lane_row, int column) {

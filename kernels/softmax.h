@@ -245,11 +245,14 @@ struct Weights {
     return rows;
   }
 
+  // kAlone: never in one operation with what the sum was multiplied by before, which is the compiler's choice in each specialisation.
+  template <bool kAlone = false>
   __device__ __forceinline__ void add_to(Softmax<kRowTiles>& softmax) const {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) softmax.sum[i][half] += sum[i][half];
+      for (int half = 0; half < 2; ++half)
+        softmax.sum[i][half] = kAlone ? __fadd_rn(softmax.sum[i][half], sum[i][half]) : softmax.sum[i][half] + sum[i][half];
     }
   }
 };

@@ -287,8 +287,7 @@ void add_sinks(List& list, int arch, Which which) {
       for (const bool causal : {false, true}) {
         Problem problem = contiguous(dtype, headdim, headdim, causal);
         problem.has_sinks = true;
-        const bool one = headdim == 128 && causal && dtype == DType::kBF16;
-        add_forward(list, arch, problem, true, one ? which : Which::kFull);
+        add_forward(list, arch, problem, true, Which::kFull);  // `make test`: with batch_invariant
         for (const bool window : {false, true})
           if (headdim >= 128) add_forward(list, arch, with_pairs(with_features(problem, window, dtype != DType::kF32), true), true, Which::kFull);
         if (causal) add_standard(list, arch, problem, headdim == 64 ? 4096 : 100000, false, Which::kFull);
@@ -416,6 +415,41 @@ void add_paged(List& list, int arch, Which which) {
   list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, once);
 }
 
+// batch_invariant: by itself, however sequences lie, and with what is hardest beside it.
+void add_own_bits(List& list, int arch, Which which) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    const bool is_f32 = dtype == DType::kF32;
+    if (dtype == DType::kF16 && arch != 75) continue;  // compiled to nearly the same
+    for (const int headdim : {64, 128, 192, 256})
+      for (const bool causal : {false, true}) {
+        const auto add = [&](Problem problem, bool aligned = true, Which its = Which::kFull) {
+          problem.batch_invariant = true;
+          problem.dbias.given = false;
+          add_forward(list, arch, problem, aligned, its);
+        };
+        const Problem plain = contiguous(dtype, headdim, headdim, causal);
+        Problem with_sinks = plain;
+        with_sinks.has_sinks = !is_f32;
+        add(with_sinks, true, headdim == 128 && causal ? which : Which::kFull);
+        add(plain);
+        Problem few = plain;
+        few.seqlen_q = 1;
+        add(few);
+        add(paged(few));
+        add(packed(with_features(few, !causal, true), false));
+        add(plain, false);
+        add(with_features(plain, true, true));
+        add(paged(plain));
+        add(paged(packed(with_features(plain, !causal, false), false)));
+        for (const bool hides : {false, true}) {
+          add(packed(with_pairs(with_features(plain, !causal, true), hides), !is_f32 && headdim <= 128));
+          add(with_pairs(plain, hides));
+        }
+        for (const Alone alone : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout}) add(with_one(plain, alone));
+      }
+  }
+}
+
 // Outputs in fp32: by themselves in every kernel that writes some, and beside what is hardest.
 void add_fp32_outputs(List& list, int arch, Which which) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
@@ -484,8 +518,8 @@ int main() {
   List list;
   for (const Architecture& a : kArchitectures) {
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
-    list.add(cuda::list_status_request({.arch = a.capability}), 255, Which::kFull);  // `make test`: JitReal
-    list.add(cuda::sequence_rest_request({.arch = a.capability}), 255, Which::kQuick);
+    list.add(cuda::list_status_request({.arch = a.capability}), 255, Which::kFull);                 // `make test`: JitReal
+    list.add(cuda::sequence_rest_request({.arch = a.capability}), 255, quick(a.capability != 89));  // 86 stands for it
     list.add(cuda::sequence_rest_request({.arch = a.capability, .lengths = 1}), 255, a.capability == cuda::kV3Arch ? Which::kQuick : Which::kFull);
   }
   // They are small and alike everywhere: the oldest and the best known architecture are enough.
@@ -896,6 +930,7 @@ int main() {
   add_v3_sinks(list);
   for (const Architecture& a : kArchitectures) add_rows(list, a.capability);
   for (const Architecture& a : kArchitectures) add_paged(list, a.capability, quick(a.capability == 90));
+  for (const int arch : {75, 80, 86, 90, 100, 120}) add_own_bits(list, arch, quick(arch == 90));
   for (const int arch : {75, 80, 90, 120}) add_fp32_outputs(list, arch, quick(arch == 80));  // the others have their tiles
   add_v3_fp32_outputs(list);
   for (const int arch : {75, 80, 90, 120}) add_parts(list, arch);  // the others have their tiles

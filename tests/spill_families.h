@@ -57,6 +57,21 @@ inline std::optional<jit::Request> v2_forward_kernel(const Drawn& drawn, std::st
   return v2_forward_request(v2_forward_key(plan_v2_forward(drawn.problem, target, without), drawn.aligned));
 }
 
+inline std::optional<jit::Request> own_forward_kernel(const Drawn& drawn, std::string_view without) {
+  Drawn own = drawn;
+  own.problem.batch_invariant = true;
+  return v2_forward_kernel(own, without);
+}
+
+// Those with few queries that have tiles of their own.
+inline std::optional<jit::Request> few_forward_kernel(const Drawn& drawn, std::string_view without) {
+  Drawn few = drawn;
+  few.problem.seqlen_q = 1;
+  std::optional<jit::Request> kernel = own_forward_kernel(few, without);
+  if (kernel && kernel->source == own_forward_kernel(drawn, without)->source) return std::nullopt;
+  return kernel;
+}
+
 inline std::optional<jit::Request> v2_backward_kernel(const Drawn& drawn, std::string_view without) {
   const V2Target target = target_of(drawn.arch, drawn.level);
   if (!v2_backward_refusal(drawn.problem, target, without).empty()) return std::nullopt;
@@ -87,7 +102,9 @@ inline std::vector<Family> families() {
   std::vector<Family> all = {{"v2 forward", false, false, kForward | with::kPages, {}, v2_forward_kernel},
                              {"v2 backward", true, false, kBackward, {}, v2_backward_kernel},
                              {"v3 forward", false, true, kForward, {}, v3_forward_kernel},
-                             {"v3 backward", true, true, kBackward, {}, v3_backward_kernel}};
+                             {"v3 backward", true, true, kBackward, {}, v3_backward_kernel},
+                             {"v2 forward, batch invariant", false, false, kForward | with::kPages, {}, own_forward_kernel},
+                             {"v2 forward, batch invariant, few queries", false, false, kForward | with::kPages, {}, few_forward_kernel}};
   add_rules(all[0].rules, "refusal", kV2Refusals);
   add_rules(all[0].rules, "refusal", kV2ForwardRefusals);
   add_rules(all[0].rules, "group", kV2ForwardHeavy);

@@ -53,7 +53,8 @@ def words(*chosen):
 
 
 def v2_forward(row):
-    kinds = words(("no mask", row.get("causal") is False), ("few registers", row.get("heavy") and not row.get("staged") and row.get("hides") is not False),
+    kinds = words(("batch invariant", row.get("own")), ("few queries", row.get("few")), ("no mask", row.get("causal") is False),
+                  ("few registers", row.get("heavy") and not row.get("staged") and row.get("hides") is not False),
                   ("ALiBi or dropout alone", row.get("hides") is False), ("bias or a mask of pairs", row.get("staged")))
     return (row["level"], "fp32" if row.get("f32") else "16 bits", row["headdim"], kinds, 16 * row["warps"] * row["row_tiles"], row["block_n"], row["stages"], row["warps"],
             "registers" if row.get("queries_in_registers") else "shared memory", row["ctas"])

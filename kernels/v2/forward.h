@@ -21,6 +21,11 @@
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
 //   kPair                          features of pairs (kernels/pair.h); none if it is left out
+//   kOwnBits                       batch_invariant; false if it is left out
+//
+// With kOwnBits every step is of kExactN keys, and its reference is the maximum of a row's own scores, whether the tile sees the block whole or not:
+// keys of other steps, blocks and pages change nothing, and a step without a key that the row sees is none to it. So its bits follow from kExactN
+// and, where values are not finite, from kBlockN.
 #pragma once
 
 #include "device_abi/attention_params.h"
@@ -44,6 +49,7 @@
 #include "kernels/v2/forward_state.h"
 #include "kernels/v2/forward_step.h"
 #include "kernels/v2/nonfinite.h"
+#include "kernels/v2/own_bits.h"
 #include "kernels/v2/schedule.h"
 #include "kernels/v2/seen_nonfinite.h"
 #include "kernels/v2/term_tile.h"
@@ -197,17 +203,20 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   };
 
   // First the blocks that not all rows see whole (or just the first one, to find the references), then the others.
+  constexpr int kWhole = 2;  // exact, of a block that all rows see whole
   const auto compute_block = [&](auto exact, auto with_terms, int j) {
-    constexpr bool kExact = decltype(exact)::value != 0, kTerms = decltype(with_terms)::value != 0;
+    constexpr bool kExact = decltype(exact)::value != 0, kTerms = decltype(with_terms)::value != 0, kHides = decltype(exact)::value == 1;
     constexpr int kStepN = kExact ? Spec::kExactN : Spec::kStepN;
     const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
+    if constexpr (own_bits<Spec>())
+      if (place.row + ptx::thread_place().warp * Shape::kWarpRows >= p.seqlen_q) return;  // few queries leave warps without rows
 #pragma unroll 1
     for (int step = Spec::kBlockN / kStepN - 1; step >= 0; --step) {
       const unsigned k_address = w.k_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileK::kRowBytes);
       const unsigned v_address = w.v_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileV::kRowBytes);
       const int key = j * Spec::kBlockN + step * kStepN;
-      VisibleKeys<Spec::kRowTiles, Spec::kWindow> visible;
-      if constexpr (kExact) {
+      typename AllKeysOr<decltype(exact)::value == kWhole, VisibleKeys<Spec::kRowTiles, Spec::kWindow>>::Type visible;
+      if constexpr (kHides) {
         const auto [warp, lane] = ptx::thread_place();
         const int row = place.row + warp * Shape::kWarpRows;
         if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
@@ -297,7 +306,17 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   };
   const int exact_from = min(blocks.whole_end, blocks.end - 1);
   int j = blocks.end - 1;
-  if constexpr (Spec::kWindow) {
+  if constexpr (own_bits<Spec>()) {
+#pragma unroll 1
+    for (; j >= blocks.begin; --j) {
+      if (enter_block(j, true)) [[unlikely]]
+        add_what_is_not_finite(j);
+      if (j >= blocks.whole_end || j < blocks.whole_begin)
+        compute_block(Constant<1>{}, kTerms, j);
+      else
+        compute_block(Constant<kWhole>{}, kTerms, j);
+    }
+  } else if constexpr (Spec::kWindow) {
 #pragma unroll 1
     for (; j >= blocks.begin; --j) {
       if (j >= exact_from || j < blocks.whole_begin)

@@ -20,6 +20,7 @@
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
 //   kPair                          features of pairs (kernels/pair.h); none if it is left out
+//   kOwnBits                       batch_invariant, of which forward_f32_own.h is included, too; false if it is left out
 #pragma once
 
 #include "kernels/constants.h"
@@ -37,6 +38,7 @@
 #include "kernels/v2/forward_f32_state.h"
 #include "kernels/v2/forward_f32_step.h"
 #include "kernels/v2/greatest.h"
+#include "kernels/v2/own_bits.h"
 #include "kernels/v2/schedule.h"
 
 namespace fattn::v2 {
@@ -49,10 +51,17 @@ __device__ __forceinline__ void ForwardF32<Spec>::split_queries(const Place& pla
     ptx::cp_async_wait<1>();
   else
     ptx::cp_async_wait<0>();
-  const tile::SplitFactor query_factor(
-      greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyQ::greatest_noting_infinity(tile_q, [&] { notes().doubt_scores(); }), 0).x);
-  const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
-  CopyQ::split(tile_q, query_factor.factor * sign);
+  const auto sign = [&] { return p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f; };
+  float inverse_factor = 1;
+  if constexpr (own_bits<Spec>()) {
+    split_own_queries(sign());
+  } else {
+    const tile::SplitFactor query_factor(
+        greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyQ::greatest_noting_infinity(tile_q, [&] { notes().doubt_scores(); }), 0)
+            .x);
+    CopyQ::split(tile_q, query_factor.factor * sign());
+    inverse_factor = query_factor.inverse;
+  }
   const float query_scale_log2 = [&] {
     if constexpr (Spec::kCapped)
       return features_of(p).score_factor;
@@ -60,7 +69,7 @@ __device__ __forceinline__ void ForwardF32<Spec>::split_queries(const Place& pla
       return p.softmax_scale_log2;
   }();
   if (threadIdx.x == 0) {
-    ptx::st_shared_f32(tile_q + Shape::kQueryScaleOffset, query_scale_log2 * query_factor.inverse);
+    ptx::st_shared_f32(tile_q + Shape::kQueryScaleOffset, query_scale_log2 * inverse_factor);
     if constexpr (kPair.any() && kWide) {
       ptx::st_shared_4(tile_q + Shape::kPlaceOffset, static_cast<unsigned>(place.batch));
       ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 4, static_cast<unsigned>(place.head));
@@ -155,6 +164,10 @@ __device__ __forceinline__ void ForwardF32<Spec>::run() {
 
   // Makes block j visible to all, split, and loads the next one where no one reads any more. Returns what the splitting of k and v is undone with.
   const auto enter_block = [&](int j) {
+    if constexpr (own_bits<Spec>()) {
+      enter_own_block(j, kRanges ? blocks.begin : 0, blocks.end, load_block);
+      return float2{1, 1};
+    }
     if constexpr (Spec::kStages == 1) {
       if (j != blocks.end - 1) {
         __syncthreads();
@@ -190,6 +203,8 @@ __device__ __forceinline__ void ForwardF32<Spec>::run() {
     constexpr bool kExact = decltype(exact)::value != 0;
     const float2 inverse = enter_block(j);
     const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
+    if constexpr (own_bits<Spec>())
+      if (place.row + ptx::thread_place().warp * Shape::kWarpRows >= p.seqlen_q) return;  // few queries leave warps without rows
 #pragma unroll 1
     for (int nth = Spec::kBlockN / kStepN - 1; nth >= 0; --nth) {
       const int key = j * Spec::kBlockN + nth * kStepN;
@@ -218,7 +233,10 @@ __device__ __forceinline__ void ForwardF32<Spec>::run() {
         add_spoilt(j, seqlen_k);
   };
   int j = blocks.end - 1;
-  if constexpr (kRanges) {
+  if constexpr (own_bits<Spec>()) {
+#pragma unroll 1
+    for (; j >= (kRanges ? blocks.begin : 0); --j) compute_block(tile::Constant<1>{}, j);
+  } else if constexpr (kRanges) {
     const int exact_from = min(blocks.whole_end, blocks.end - 1);
 #pragma unroll 1
     for (; j >= blocks.begin; --j) {
@@ -233,6 +251,7 @@ __device__ __forceinline__ void ForwardF32<Spec>::run() {
 #pragma unroll 1
     for (; j >= 0; --j) compute_block(tile::Constant<0>{}, j);
   }
+  if constexpr (own_bits<Spec>()) add_zero(o);
   finish(mask);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/reduce_warp.h"
 #include "kernels/score.h"
+#include "kernels/v2/own_bits.h"
 #include "kernels/v2/rows_again.h"
 #include "kernels/v2/schedule.h"
 
@@ -20,7 +21,9 @@ __device__ __forceinline__ void forward_rows_again(const AttentionParams& p, con
   constexpr int kHeaddim = Spec::kHeaddim, kHeaddimV = Spec::kHeaddimV, kParts = (kHeaddimV + 31) / 32;
   constexpr PairFeatures kPair = kPairOf<Spec>;
   constexpr bool kTerms = kPair.terms(), kHides = kPair.hides();
-  const int last = p.seqlen_q - 1, begin = Spec::kWindow ? mask.visible_begin(first) : 0, end = mask.visible_end(min(first + kRows - 1, last));
+  // With kOwnBits the keys of a lane do not follow from the other rows.
+  const int last = p.seqlen_q - 1, seen_from = Spec::kWindow ? mask.visible_begin(first) : 0,
+            begin = own_bits<Spec>() ? seen_from / 32 * 32 : seen_from, end = mask.visible_end(min(first + kRows - 1, last));
   const HeadRows q(p.q, p.q_strides, place.batch, place.head);
   const auto k = key_rows<kPair.paged>(p, place.batch, place.head_k), v = value_rows<kPair.paged>(p, place.batch, place.head_k);
   const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;

@@ -68,10 +68,11 @@ __device__ __forceinline__ void ForwardF32<Spec>::finish(const core::Mask32& mas
         sum = sinked.sum;
         sinked_lse = sinked.lse;
       }
-      const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
+      const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (own_bits<Spec>() ? sum : sum * kWeightFactor);
       const int row = first + i * 16 + half * 8 + lane / 4;
       bool near = true, finite = true;
-      if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
+      if constexpr (!own_bits<Spec>() && (kWindow || kPair.any()) && !kTerms && !Spec::kCapped)
+        near = fabsf(softmax.shift[i][half]) < kGreatestReference;
 #pragma unroll
       for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
         const float x[2] = {o[i][n][2 * half] * inverse, o[i][n][2 * half + 1] * inverse};
@@ -96,7 +97,10 @@ __device__ __forceinline__ void ForwardF32<Spec>::finish(const core::Mask32& mas
                         : fmaf(-softmax.shift[i][half], kLn2, logf(sum));
       }
       // NaN is right where a number was NaN, and what is not finite where values were not.
-      bool good = !kNotesOdd ? near && finite : sum == sum ? near && (finite || notes().some_spoilt()) : !notes().scores_in_doubt();
+      bool good = own_bits<Spec>() ? finite && sum == sum
+                  : !kNotesOdd     ? near && finite
+                  : sum == sum     ? near && (finite || notes().some_spoilt())
+                                   : !notes().scores_in_doubt();
       if constexpr (kPair.sinks) good = good && !lost;
       again.note(2 * i + half, ptx::ballot(!good && !empty && row < p.seqlen_q));
     }

@@ -4,12 +4,18 @@
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
 #include "kernels/tile/split_tile.h"
+#include "kernels/v2/own_bits.h"
 
 namespace fattn::v2 {
 
 using tile::for_each;
 using tile::round_up;
 using tile::SharedTile;
+
+template <class Spec>
+constexpr int parts_of_number() {
+  return own_bits<Spec>() ? 3 : 2;
+}
 
 // Shared memory of a CTA: the queries, then kStages pairs of keys and values, then the greatest numbers that each warp found, the scale of the
 // queries, the place of the tile, and where its sequence begins.
@@ -21,9 +27,9 @@ struct ForwardF32Shape {
   using TileQ = SharedTile<kBlockM, round_up(Spec::kHeaddim, 32)>;
   using TileK = SharedTile<Spec::kBlockN, round_up(Spec::kHeaddim, 32)>;
   using TileV = SharedTile<Spec::kBlockN, round_up(Spec::kHeaddimV, 32)>;
-  static constexpr int kQueryBytes = 2 * TileQ::kBytes;
-  static constexpr int kValueOffset = 2 * TileK::kBytes;  // in a stage
-  static constexpr int kStageBytes = kValueOffset + 2 * TileV::kBytes;
+  static constexpr int kQueryBytes = parts_of_number<Spec>() * TileQ::kBytes;
+  static constexpr int kValueOffset = parts_of_number<Spec>() * TileK::kBytes;  // in a stage
+  static constexpr int kStageBytes = kValueOffset + parts_of_number<Spec>() * TileV::kBytes;
   static constexpr int kGreatestOffset = kQueryBytes + Spec::kStages * kStageBytes;
   static constexpr int kQueryScaleOffset = kGreatestOffset + 8 * Spec::kWarps;
   static constexpr int kPlaceOffset = kQueryScaleOffset + 4;  // three numbers

@@ -89,7 +89,7 @@ class ForwardF32 {
 
   // The weights of a step, split: the A operands of p v; and their sums.
   struct Weights {
-    unsigned high[kChunks][kRowTiles][4], low[kChunks][kRowTiles][4];
+    unsigned high[kChunks][kRowTiles][4], low[own_bits<Spec>() ? 2 * kChunks : kChunks][kRowTiles][4];  // kOwnBits: and third parts
     float sum[kRowTiles][2];
   };
 
@@ -97,6 +97,15 @@ class ForwardF32 {
   __device__ __forceinline__ void weigh(Weights& w, const float (&s)[kRowTiles][kStepTiles][4], float scale) const;
   static __device__ __forceinline__ bool within_limit(const Weights& w);
   __device__ __forceinline__ void add_values(const Weights& w, unsigned v_address, float inverse);
+
+  // --- with kOwnBits: forward_f32_own.h ---
+
+  __device__ __forceinline__ void split_own_queries(float sign);
+  template <class Load>
+  __device__ __forceinline__ void enter_own_block(int j, int begin, int end, const Load& load_block);
+  __device__ __forceinline__ void own_scores(float (&s)[kRowTiles][kStepTiles][4], unsigned k_address);
+  static __device__ __forceinline__ void split_own(Weights& w, float x, float y, int chunk, int i, int place);
+  __device__ __forceinline__ void add_own_values(const Weights& w, unsigned v_address);
 
   // Where a step is, for features of pairs: the tile, this lane's first query and first key, and how many keys there are.
   struct StepPairs {

@@ -29,7 +29,10 @@ __device__ __forceinline__ void ForwardF32<Spec>::weigh(Weights& w, const float 
       for (int n = 0; n < kStepTiles; ++n) {
         const float x = ptx::ex2(exponent(s[i][n][2 * half])), y = ptx::ex2(exponent(s[i][n][2 * half + 1]));
         sum += x + y;
-        tile::split2(x * kWeightFactor, y * kWeightFactor, w.high[n / 2][i][n % 2 * 2 + half], w.low[n / 2][i][n % 2 * 2 + half]);
+        if constexpr (own_bits<Spec>())
+          split_own(w, x, y, n / 2, i, n % 2 * 2 + half);
+        else
+          tile::split2(x * kWeightFactor, y * kWeightFactor, w.high[n / 2][i][n % 2 * 2 + half], w.low[n / 2][i][n % 2 * 2 + half]);
       }
       w.sum[i][half] = sum;
     }
@@ -92,6 +95,7 @@ __device__ __forceinline__ void ForwardF32<Spec>::drop(Weights& w, const StepPai
         const unsigned halves = kept_halves(bits, half, n);
         w.high[n / 2][i][n % 2 * 2 + half] &= halves;
         w.low[n / 2][i][n % 2 * 2 + half] &= halves;
+        if constexpr (own_bits<Spec>()) w.low[kChunks + n / 2][i][n % 2 * 2 + half] &= halves;
       }
     }
   }
@@ -105,7 +109,10 @@ template <bool kExact>
 __device__ __forceinline__ void ForwardF32<Spec>::step(unsigned k_offset, unsigned v_offset, float score_scale, float value_inverse,
                                                        const Visible& visible, [[maybe_unused]] const StepPairs& at) {
   float s[kRowTiles][kStepTiles][4];
-  scores(s, k_address + k_offset);
+  if constexpr (own_bits<Spec>())
+    own_scores(s, k_address + k_offset);
+  else
+    scores(s, k_address + k_offset);
   float scale = score_scale;
   if constexpr (Spec::kCapped) {
     cap_scores_closely(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), score_scale);
@@ -130,10 +137,18 @@ __device__ __forceinline__ void ForwardF32<Spec>::step(unsigned k_offset, unsign
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) softmax.sum[i][half] += w.sum[i][half];
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (own_bits<Spec>())
+        softmax.sum[i][half] = __fadd_rn(softmax.sum[i][half], w.sum[i][half]);
+      else
+        softmax.sum[i][half] += w.sum[i][half];
+    }
   }
   if constexpr (kPair.dropout) drop(w, at);
-  add_values(w, v_address + v_offset, value_inverse);
+  if constexpr (own_bits<Spec>())
+    add_own_values(w, v_address + v_offset);
+  else
+    add_values(w, v_address + v_offset, value_inverse);
 }
 
 }  // namespace fattn::v2

@@ -11,6 +11,7 @@
 #include "kernels/sequence.h"
 #include "kernels/v2/forward_shape.h"
 #include "kernels/v2/forward_state.h"
+#include "kernels/v2/own_bits.h"
 #include "kernels/v2/schedule.h"
 #include "kernels/v2/store_pair.h"
 
@@ -39,6 +40,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
   ptx::warp_sync();  // after the warp's last reads of queries
 
   w.give_back();
+  if constexpr (own_bits<Spec>()) add_zero(w.o);
 #pragma unroll
   for (int i = 0; i < Spec::kRowTiles; ++i) {
 #pragma unroll

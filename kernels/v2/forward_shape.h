@@ -5,6 +5,7 @@
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
 #include "kernels/tile/global_load.h"
+#include "kernels/v2/own_bits.h"
 #include "kernels/v2/term_tile.h"
 
 namespace fattn::v2 {

@@ -19,6 +19,7 @@
 #include "kernels/tile/fragment.h"
 #include "kernels/v2/forward_shape.h"
 #include "kernels/v2/forward_state.h"
+#include "kernels/v2/own_bits.h"
 
 namespace fattn::v2 {
 
@@ -215,7 +216,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         }
       }
     }
-    weights[chunk % 2].add_to(w.softmax);
+    weights[chunk % 2].template add_to<own_bits<Spec>()>(w.softmax);
     if constexpr (kPairOf<Spec>.dropout) drop(chunk, pairs);
   };
 

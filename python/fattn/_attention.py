@@ -113,9 +113,9 @@ def attention(
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         out_dtype: of o; None: q's. torch.float32 beside a q of 16 bits: the sums as they are, for results that are merged or added up. The backward pass rounds
             o and its gradient to q's dtype first.
-        batch_invariant: on the CPU a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together (prefill) or one
-            by one (decoding), if the other options are the same. Keys are not split among workers then, which takes time where rows are few. The backward pass is
-            as it is without.
+        batch_invariant: a row of o and lse has the same bits whatever else is in the call, and whether the queries of its sequence come together (prefill) or one by one
+            (decoding), if the other options are the same. Keys are not split among workers then, which takes time where rows are few; on a GPU algorithm v2 computes
+            it. The backward pass is as it is without.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
         backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).

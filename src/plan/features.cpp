@@ -43,7 +43,7 @@ constexpr Feature kFeatures[] = {
     {"sinks", [](const Problem& p) { return p.has_sinks; }, {true, false, false, true, true, false, true, true, true}},
     {"pages", [](const Problem& p) { return p.paged; }, {true, false, false, true, false, false, true, false, true}},
     {"fp32_outputs", [](const Problem& p) { return p.fp32_out; }, {true, true, true, true, false, false, true, true, true}},
-    {"batch_invariant", [](const Problem& p) { return p.batch_invariant; }, {true, false, false, true, false, false, false, false, false}},
+    {"batch_invariant", [](const Problem& p) { return p.batch_invariant; }, {true, false, false, true, false, false, true, false, false}},
 };
 
 constexpr bool same_options() {

@@ -23,6 +23,8 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
   if constexpr (requires { key.pair; }) line += names_of_pair(key.pair);
   if constexpr (requires { key.deterministic; })
     if (key.deterministic) line += ", deterministic";
+  if constexpr (requires { key.own_bits; })
+    if (key.own_bits) line += ", batch invariant";
   if (!key.aligned) line += ", unaligned";
   if (block_m > 0) line += text(", tile ", block_m, " x ", block_n);
   return line + text(", level ", key.level, "\n");

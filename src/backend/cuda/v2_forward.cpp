@@ -19,7 +19,7 @@ constexpr auto& kRows = kV2ForwardTable;
 int shared_bytes(const V2ForwardRow& row, const Problem& problem) {
   const int terms = row.staged ? row.tile.stages * term_tile(pair_features(problem), row.tile.block_m(), row.tile.block_n, false).bytes() : 0;
   const int first_key = row.f32 && problem.packed ? 4 : 0;  // of the sequence
-  return row.tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), problem.dtype) + terms + first_key;
+  return row.tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), problem.dtype, row.own) + terms + first_key;
 }
 
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
@@ -29,15 +29,32 @@ RegisterFacts facts_of(const Problem& problem, const V2Target& target) {
   return register_facts(problem, pair_features(problem), target.arch, target.level);
 }
 
+// Under batch_invariant: nothing is asked for that another call with the same rows may have otherwise.
+int choose_own_row(const Problem& problem, const V2Target& target) {
+  const PairFeatures pair = pair_features(problem);
+  const bool f32 = problem.dtype == DType::kF32, heavy = fattn::core::cuda::heavy(pair);
+  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
+    const V2ForwardRow& row = kRows[i];
+    if (!row.own || row.f32 != f32 || row.level != target.level || std::max(problem.headdim, problem.headdim_v) > row.headdim) continue;
+    if (row.few && problem.seqlen_q > row.tile.block_m()) continue;
+    if (!f32 && (row.heavy != heavy || (row.staged && !can_stage(pair)))) continue;
+    constexpr int kFirstKey = 4;  // of packed sequences
+    if (shared_bytes(row, problem) + (f32 && !problem.packed ? kFirstKey : 0) <= target.shared_bytes) return i;
+  }
+  return -1;
+}
+
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target, std::string_view without) {
+  if (problem.batch_invariant) return choose_own_row(problem, target);
   const PairFeatures pair = pair_features(problem);
   const RegisterFacts facts = facts_of(problem, target);
   const bool heavy = holds_any(kV2ForwardHeavy, facts, without), masked = problem.causal || problem.windowed();
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || facts.wider() > row.headdim || (masked && !row.causal)) continue;
+    if (row.own || row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || facts.wider() > row.headdim || (masked && !row.causal))
+      continue;
     if (row.heavy != heavy || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides)) continue;
     if (spills(kV2ForwardSpills, row, facts, without)) continue;
     const int64_t bytes = shared_bytes(row, problem);
@@ -46,6 +63,18 @@ int choose_row(const Problem& problem, const V2Target& target, std::string_view 
     if (fits_once < 0) fits_once = i;
   }
   return fits_once;
+}
+
+std::string own_bits_refusal(const Problem& problem) {
+  if (!problem.batch_invariant) return {};
+  constexpr int64_t kWidest = 192, kFarthest = int64_t{1} << 24;
+  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > kWidest)
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; with batch_invariant the CUDA kernels for fp32 take up to ",
+                kWidest, "; use fp16 or bf16, or the CPU");
+  if (problem.has_alibi && std::max(problem.seqlen_q, problem.seqlen_k) > kFarthest)
+    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with batch_invariant and ALiBi the CUDA kernels take up to ",
+                kFarthest, ", where distances are exact in fp32");
+  return {};
 }
 
 // Under a causal mask the tiles of several heads run side by side, the longest first, so that the short ones fill the end: as many heads as have
@@ -62,10 +91,10 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
 
 }  // namespace
 
-int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype) const {
+int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype, bool own) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
   // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there are seven more.
-  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 28;
+  if (dtype == DType::kF32) return (own ? 6 : 4) * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 28;
   return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
 }
 
@@ -74,6 +103,7 @@ std::span<const V2ForwardRow> v2_forward_rows() { return kRows; }
 std::string v2_forward_refusal(const Problem& problem, const V2Target& target, std::string_view without) {
   if (std::string why = v2_refusal(problem, target, without); !why.empty()) return why;
   if (std::string why = register_refusal(kV2ForwardRefusals, facts_of(problem, target), without); !why.empty()) return why;
+  if (std::string why = own_bits_refusal(problem); !why.empty()) return why;
   const int row = choose_row(problem, target, without);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -102,6 +132,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target, st
   plan.key.capped = problem.softcap > 0;
   plan.key.row = row;
   plan.key.pair = pair_bits(pair_features(problem));
+  plan.key.own_bits = problem.batch_invariant;
   plan.tile = kRows[row].tile;
   plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
   plan.threads = plan.tile.threads();
@@ -135,7 +166,9 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   const V2ForwardTile& tile = kRows[key.row].tile;
   const bool f32 = key.dtype == static_cast<int32_t>(DType::kF32);
   const std::string function = f32 ? "forward_f32" : "forward", entry = f32 ? "fattn_v2_fwd_f32" : "fattn_v2_fwd";
-  std::string source = comment_of(key, tile.block_m(), tile.block_n) + text("#include \"kernels/v2/", function, ".h\"\n\nstruct Spec {\n");
+  std::string source = comment_of(key, tile.block_m(), tile.block_n) + text("#include \"kernels/v2/", function, ".h\"\n");
+  if (key.own_bits && f32) source += "#include \"kernels/v2/forward_f32_own.h\"\n";
+  source += "\nstruct Spec {\n";
   if (!f32) source += text("  using Element = fattn::", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16", ";\n");
   const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto add_bool = [&](const char* name, bool value) {
@@ -162,6 +195,7 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
   if (kRows[key.row].staged) add_bool("kStaged", true);
+  if (key.own_bits) add_bool("kOwnBits", true);
   source += pair_line(key.pair);
   source += text(
       "};\n\n"

@@ -24,11 +24,13 @@ struct V2ForwardTile {
 
   constexpr int block_m() const { return warps * row_tiles * 16; }
   constexpr int threads() const { return warps * 32; }
-  int shared_bytes(int headdim, int headdim_v, DType dtype) const;
+  int shared_bytes(int headdim, int headdim_v, DType dtype, bool own = false) const;  // own: batch_invariant
 };
 
 // A row of the table of tiles (tiles/v2_forward.h): for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. The first row is
-// taken whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
+// taken whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits. Under
+// batch_invariant the bits follow from exact_n and block_n (in fp32 from nothing of a tile), so which row it is must not follow from more than the
+// device, the dtype, the options and the headdims.
 struct V2ForwardRow {
   int level = 0, headdim = 0;
   bool causal = true;  // also under a causal mask or in a window
@@ -36,6 +38,8 @@ struct V2ForwardRow {
   bool heavy = false;   // for terms of pairs, dropout and what else takes registers (kV2ForwardHeavy)
   bool hides = true;    // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
+  bool own = false;     // for batch_invariant alone
+  bool few = false;     // for as many queries as a tile has, or fewer
   V2ForwardTile tile = {};
 };
 std::span<const V2ForwardRow> v2_forward_rows();
@@ -50,9 +54,10 @@ struct V2ForwardKey {
   int32_t causal = 0;              // by itself; with a window it is part of that
   int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
-  int32_t row = 0;   // of the table
-  int32_t pair = 0;  // pair_bits()
-  std::array<int32_t, 4> reserved{};
+  int32_t row = 0;       // of the table
+  int32_t pair = 0;      // pair_bits()
+  int32_t own_bits = 0;  // batch_invariant
+  std::array<int32_t, 3> reserved{};
 };
 static_assert(sizeof(V2ForwardKey) == 64);
 

@@ -13,11 +13,11 @@ LONGEST = 300
 
 
 DTYPES = torch.bfloat16, torch.float16, torch.float32
+MOST_FP32_ON_GPU = 192  # headdim
 
 
-@pytest.fixture
-def device() -> str:
-    return "cpu"  # a GPU: test_a_gpu_is_refused
+def dtypes_of(device: str, headdim: int) -> tuple[torch.dtype, ...]:
+    return DTYPES[:2] if device == "cuda" and headdim > MOST_FP32_ON_GPU else DTYPES
 
 
 def tensors(device: str, dtype: torch.dtype, batch: int, headdim: int = 64) -> tuple[torch.Tensor, ...]:
@@ -46,7 +46,7 @@ def same(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_alone_and_in_a_batch(device, case, headdim):
     """With other lengths, other sequences and any number of them."""
-    for dtype in DTYPES:
+    for dtype in dtypes_of(device, headdim):
         q, k, v = tensors(device, dtype, 64 if headdim == 64 else 6, headdim)
         options = options_of(case, device)
         lengths = torch.randint(1, LONGEST + 1, (len(q),), device=device)
@@ -64,7 +64,7 @@ def test_alone_and_in_a_batch(device, case, headdim):
 @pytest.mark.parametrize("case", [x for x in CASES if "causal" in x and "dropout_p" not in x], ids=str)
 def test_prefill_and_decoding(device, case, headdim):
     """One query after the other, in chunks, all together, and packed beside others."""
-    for dtype in DTYPES:
+    for dtype in dtypes_of(device, headdim):
         q, k, v = tensors(device, dtype, 2, headdim)
         options = options_of(case, device)
         o, lse = fattn.attention(q, k, v, **options)
@@ -121,7 +121,7 @@ def test_refusals(device):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_a_gpu_is_refused():
-    q, k, v = tensors("cuda", torch.bfloat16, 2)
-    with pytest.raises(NotImplementedError, match="batch_invariant"):
+def test_wide_fp32_is_refused_on_a_gpu():
+    q, k, v = tensors("cuda", torch.float32, 2, MOST_FP32_ON_GPU + 1)
+    with pytest.raises(NotImplementedError, match="with batch_invariant the CUDA kernels for fp32 take up to 192"):
         fattn.attention(q, k, v, batch_invariant=True)
