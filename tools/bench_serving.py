@@ -54,22 +54,26 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return torch.stack(rows, 1)
 
 
-def require_right(name: str, o: torch.Tensor, q: torch.Tensor, keys_of: Callable[[int], list[torch.Tensor]], sequences) -> None:
-    for sequence in sequences:
-        expected = reference(q[sequence], *keys_of(sequence))
-        error = float((o[sequence].float() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-        if not error <= 0.01:
-            sys.exit(f"{name}: o of sequence {sequence} is wrong by {error:.3f} of its size (root mean square); nothing is timed")
+def checked(name: str, q: torch.Tensor, keys_of: Callable[[int], list[torch.Tensor]], sequences) -> Callable[[torch.Tensor], None]:
+    """What ends the program if o is wrong; keys_of: k and v of a sequence."""
+    def check(o: torch.Tensor) -> None:
+        for sequence in sequences:
+            expected = reference(q[sequence], *keys_of(sequence))
+            error = float((o[sequence].float() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+            if not error <= 0.01:
+                sys.exit(f"{name}: o of sequence {sequence} is wrong by {error:.3f} of its size (root mean square); its time does not count")
+    return check
 
 
 class Timed:
-    """Calls to be timed in turns. On a GPU each is a graph, on a CPU a function."""
+    """Calls to be timed in turns. On a GPU each is a graph, on a CPU a function. What is computed is checked before it is timed and, of graphs, behind it."""
 
     def __init__(self, args):
-        self.args, self.samples, self.counts, self.seconds = args, {}, {}, {}
+        self.args, self.samples, self.counts, self.kept = args, {}, {}, {}
 
-    def add(self, name: str, calls: list[Callable[[], object]]) -> None:
-        """`calls`: the same call, each on its own copy of the keys."""
+    def add(self, name: str, calls: list[Callable[[], torch.Tensor]], check: Callable[[torch.Tensor], None]) -> None:
+        """`calls`: the same call, each on its own copy of the keys; `check` is for the first."""
+        check(calls[0]())
         if self.args.device == "cpu":
             self.samples[name], self.counts[name] = (lambda: [call() for call in calls]), len(calls)
             return
@@ -80,10 +84,9 @@ class Timed:
         torch.cuda.current_stream().wait_stream(side)
         graph, repeats = torch.cuda.CUDAGraph(), max(1, 8 // len(calls))
         with torch.cuda.graph(graph):
-            for _ in range(repeats):
-                for call in calls:
-                    call()
-        self.samples[name], self.counts[name] = graph.replay, repeats * len(calls)
+            outputs = [call() for _ in range(repeats) for call in calls]
+        self.samples[name], self.counts[name] = graph.replay, len(outputs)
+        self.kept[name] = (calls, outputs[0], check)  # a graph reads what the calls have, and keeps none of it
 
     def sample(self, name: str) -> float:
         if self.args.device == "cpu":
@@ -105,6 +108,8 @@ class Timed:
                 seconds = self.sample(name)
                 if turn > 0:
                     times[name].append(seconds)
+        for _, output, check in self.kept.values():
+            check(output)
         return {name: statistics.median(x) for name, x in times.items()}
 
 
@@ -133,11 +138,11 @@ def mixed(args) -> list[dict]:
             for name, lengths in of_lengths.items():
                 seqused_k = lengths.int().to(args.device)
                 calls = [lambda keys=keys, n=seqused_k: fattn.attention(q, keys.k, keys.v, seqused_k=n, causal=True, **keys.options()) for keys in held]
-                require_right(f"{name} lengths", calls[0](), q, lambda b, n=lengths: held[0].of(b, int(n[b])), range(batch))
-                timed.add(name, calls)
+                timed.add(name, calls, checked(f"{name} lengths", q, lambda b, n=lengths: held[0].of(b, int(n[b])), range(batch)))
             if page_size == 0:  # keys of a call of their own, without a list
                 equal = int(of_lengths["equal"][0])
-                timed.add("equal, no list", [lambda keys=keys: fattn.attention(q, keys.k[:, :equal], keys.v[:, :equal], causal=True) for keys in held])
+                timed.add("equal, no list", [lambda keys=keys: fattn.attention(q, keys.k[:, :equal], keys.v[:, :equal], causal=True) for keys in held],
+                          checked("no list", q, lambda b: held[0].of(b, equal), range(batch)))
             seconds = timed.run()
             rates = {name: bytes_of(args, int((drawn if name == "mixed" else of_lengths["equal"]).sum())) / x for name, x in seconds.items()}
             rows += [{"part": "mixed", "batch": batch, "lengths": name, "page_size": page_size, "keys": int(drawn.sum()), "longest": int(drawn.max()), "time_median_s": x,
@@ -153,8 +158,7 @@ def pages(args) -> list[dict]:
         for page_size in (0, 64, 16, 1):
             held = [Keys(args, batch, args.seqlen, page_size) for _ in range(copies(args, batch * args.seqlen))]
             calls = [lambda keys=keys: fattn.attention(q, keys.k, keys.v, causal=True, **keys.options()) for keys in held]
-            require_right(f"pages of {page_size}", calls[0](), q, lambda b, keys=held[0]: keys.of(b, args.seqlen), range(batch))
-            timed.add(str(page_size), calls)
+            timed.add(str(page_size), calls, checked(f"pages of {page_size}", q, lambda b, keys=held[0]: keys.of(b, args.seqlen), range(batch)))
         seconds = timed.run()
         rows += [{"part": "pages", "batch": batch, "keys": args.seqlen, "page_size": int(name), "time_median_s": x, "over_contiguous": x / seconds["0"]}
                  for name, x in seconds.items()]
@@ -186,9 +190,8 @@ def append(args) -> list[dict]:
                 k, v = held[0].of(sequence, args.seqlen - 1)
                 return [torch.cat((k, turned(new_k[sequence], args.seqlen - 1, cos, sin))), torch.cat((v, new_v[sequence].float()))]
 
-            require_right("append", steps[0](), turned(q, args.seqlen - 1, cos, sin), expected, range(batch))
-            timed.add("alone", alone)
-            timed.add("append", steps)
+            timed.add("append", steps, checked("append", turned(q, args.seqlen - 1, cos, sin), expected, range(batch)))
+            timed.add("alone", alone, checked("alone", q, lambda b: held[0].of(b, args.seqlen), range(batch)))
             seconds = timed.run()
             rows += [{"part": "append", "batch": batch, "keys": args.seqlen, "page_size": page_size, "call": name, "time_median_s": x, "over_alone_s": x - seconds["alone"]}
                      for name, x in seconds.items()]
@@ -210,8 +213,7 @@ def cascade(args) -> list[dict]:
     calls = {"plain": lambda: fattn.attention(q, keys.k, keys.v, seqused_k=used, block_table=keys.table, causal=True),
              "cascade": lambda: fattn.cascade(q, k_prefix, v_prefix, keys.k, keys.v, seqused_k=used_own, block_table=rest, causal=True)}
     for name, call in calls.items():
-        require_right(name, call(), q, lambda b: keys.of(b, args.prefix + own), range(0, batch, 7))
-        timed.add(name, [call])
+        timed.add(name, [call], checked(name, q, lambda b: keys.of(b, args.prefix + own), range(0, batch, 7)))
     seconds = timed.run()
     return [{"part": "cascade", "batch": batch, "prefix": args.prefix, "own": own, "page_size": page_size, "call": name, "time_median_s": x, "speedup": seconds["plain"] / x}
             for name, x in seconds.items()]
@@ -227,8 +229,7 @@ def prefill(args) -> list[dict]:
             def call(keys=keys, algorithm=algorithm):
                 return fattn.attention(q, keys.k, keys.v, causal=True, algorithm=algorithm, **keys.options())
 
-            require_right(f"prefill, pages of {page_size}", call(), q, lambda b, keys=keys: keys.of(b, args.seqlen), (0, batch - 1))
-            timed.add(f"{page_size} {algorithm}", [call])
+            timed.add(f"{page_size} {algorithm}", [call], checked(f"prefill, pages of {page_size}", q, lambda b, keys=keys: keys.of(b, args.seqlen), (0, batch - 1)))
     seconds = timed.run()
     return [{"part": "prefill", "batch": batch, "seqlen_q": seqlen_q, "keys": args.seqlen, "page_size": int(name.split()[0]), "algorithm": name.split()[1], "time_median_s": x,
              "over_contiguous": x / seconds["0 v2"]} for name, x in seconds.items()]
