@@ -102,7 +102,8 @@ void backward(Work& work, const ProblemSpec& s, const PlanShape& shape, const Ma
 void decode(Work& work, const ProblemSpec& s, const PlanShape& shape, const MachineSizes& machine) {
   const Sizes n(s);
   const double slots = machine.multiprocessors * ctas_of_multiprocessor(shape, machine), grid = std::max(1.0, real(shape.grid));
-  const double waves = std::ceil(grid / slots), splits = real(std::max<int64_t>(1, shape.splits));
+  const bool merges = shape.splits > 1;
+  const double waves = std::ceil(grid / slots), splits = real(std::max<int64_t>(1, shape.splits)) / (shape.shared ? real(s.batch) : 1);
   // A multiprocessor reads some 2.6 times its share of the bandwidth if it is alone.
   const double busy = std::min(1.0, 2.6 * grid / machine.multiprocessors);
   const double row_tiles = std::max(1.0, grid / splits / n.heads_k), keys = n.heads_k * n.keys * (n.q + n.v) * n.element;
@@ -112,9 +113,9 @@ void decode(Work& work, const ProblemSpec& s, const PlanShape& shape, const Mach
   work.add("numbers of a CTA", Part::kCompute, waves * n.keys / splits * (n.q + n.v));
   work.add("bytes read again", Part::kMemory, keys * (row_tiles - 1));
   work.add("waves", Part::kCall, waves);
-  work.add("merged", Part::kCall, splits > 1 ? 1 : 0);
+  work.add("merged", Part::kCall, merges ? 1 : 0);
   const double rows = n.heads * n.rows;
-  work.add("bytes of rows", Part::kCall, rows * (n.element * (n.q + n.v) + (splits > 1 ? 2 * splits * 4 * (n.v + 2) : 0)));
+  work.add("bytes of rows", Part::kCall, rows * (n.element * (n.q + n.v) + (merges ? 2 * (splits + (shape.shared ? 1 : 0)) * 4 * (n.v + 2) : 0)));
 }
 
 // cuBLASLt's products of whole matrices, and a kernel that reads and writes each matrix once.

@@ -60,6 +60,7 @@ void read_shape(const std::string& why, PlanShape& shape) {
   shape.task_keys = behind(why, "super-blocks of ");
   if (shape.task_keys == 0) shape.task_keys = behind(why, "chunks of ");
   shape.splits = std::max<int64_t>(1, any({" chunks of", " tasks of a key head", " splits", " split,"}));
+  shape.shared = why.find(" by their lengths") != std::string::npos;
   shape.heads = std::max<int64_t>(1, before(why, " key heads a task"));
   shape.grid = behind(why, "grid ");
   shape.shared_bytes = before(why, " bytes of shared memory");

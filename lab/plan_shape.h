@@ -25,6 +25,7 @@ struct PlanShape {
   int64_t keys = 0;          // of an inner step, or a GPU's tile
   int64_t task_keys = 0;     // CPU: of a super-block (backward) or a chunk (decode)
   int64_t splits = 1;        // CPU, backward: tasks of a key head; decode: chunks or splits
+  bool shared = false;       // decode on a GPU: the splits are those of all sequences together
   int64_t heads = 1;         // CPU, decode: key heads of a task
   int64_t grid = 0;          // CTAs
   int64_t shared_bytes = 0;  // of a CTA

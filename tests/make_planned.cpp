@@ -202,24 +202,32 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
   list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, which);
 }
 
-// The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
-void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false, bool in_pages = false,
-                bool fp32_out = false) {
+struct DecodeOptions {
+  bool sinks = false, pages = false, fp32_out = false, shares = false;
+};
+// The tiles of the table for up to `rows` rows that fit, the first `most` of them (of shared sequences the only one), and the kernel that puts splits
+// together.
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, const DecodeOptions& options = {}) {
   const cuda::V2Target device = cuda::target_of(arch);
   if (device.level < 80) return;
   Problem problem = contiguous(dtype, headdim, headdim, false);
   problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
-  problem.has_sinks = sinks;
-  problem.fp32_out = fp32_out;
-  if (in_pages) problem = paged(problem);
+  problem.has_sinks = options.sinks;
+  problem.fp32_out = options.fp32_out;
+  if (options.pages) problem = paged(problem);
+  problem.has_seqused_k = options.shares;
+  problem.batch = 2;
   const cuda::DecodeTarget target{device, 1, 1};
+  const auto add = [&](const cuda::DecodePlan& plan) {
+    list.add(cuda::decode_request(plan.key), budget_of(plan.tile.threads(), plan.tile.ctas), which);
+    list.add(cuda::decode_request(plan.combine_key()), 255, which);
+  };
+  if (options.shares) return add(cuda::plan_decode(problem, target));
   for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
     const cuda::DecodeTile& tile = cuda::decode_rows()[row].tile;
     if (cuda::decode_rows()[row].headdim != headdim || tile.rows() != rows || most-- <= 0) continue;
-    if (tile.shared_bytes(headdim, headdim) > device.shared_bytes) continue;
-    const cuda::DecodePlan plan = cuda::plan_decode(problem, target, static_cast<int>(row), 2);
-    list.add(cuda::decode_request(plan.key), budget_of(tile.threads(), tile.ctas), which);
-    list.add(cuda::decode_request(plan.combine_key()), 255, which);
+    if (tile.shared_bytes(headdim, headdim, false) > device.shared_bytes) continue;
+    add(cuda::plan_decode(problem, target, static_cast<int>(row), 2));
   }
 }
 
@@ -292,7 +300,7 @@ void add_sinks(List& list, int arch, Which which) {
           if (headdim >= 128) add_forward(list, arch, with_pairs(with_features(problem, window, dtype != DType::kF32), true), true, Which::kFull);
         if (causal) add_standard(list, arch, problem, headdim == 64 ? 4096 : 100000, false, Which::kFull);
       }
-  for (const int headdim : {64, 128, 256}) add_decode(list, arch, DType::kBF16, headdim, headdim == 64 ? 64 : 16, 3, Which::kFull, true);
+  for (const int headdim : {64, 128, 256}) add_decode(list, arch, DType::kBF16, headdim, headdim == 64 ? 64 : 16, 3, Which::kFull, {.sinks = true});
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32})
     if (dtype == DType::kF16 || arch >= 80)
       list.add(cuda::sinks_gradient_request({.arch = arch, .dtype = static_cast<int32_t>(dtype)}), 255, dtype == DType::kBF16 ? which : Which::kFull);
@@ -408,9 +416,12 @@ void add_paged(List& list, int arch, Which which) {
       }
   }
   const Which once = arch == 90 ? which : Which::kFull;  // nearly the same for each
-  for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 64}})
-    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? once : Which::kFull, false, true);
-  add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, true, true);
+  for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 64}}) {
+    add_decode(list, arch, DType::kBF16, headdim, rows, 2, headdim == 128 && rows == 16 ? once : Which::kFull, {.pages = true});
+    add_decode(list, arch, DType::kBF16, headdim, rows, 1, headdim == 128 && rows == 16 ? once : Which::kFull, {.pages = true, .shares = true});
+  }
+  add_decode(list, arch, DType::kF16, 128, 16, 2, Which::kFull, {.sinks = true, .pages = true});
+  add_decode(list, arch, DType::kF16, 128, 16, 1, Which::kFull, {.sinks = true, .pages = true, .shares = true});
   list.add(cuda::list_status_request({.arch = arch, .paged = 1}), 255, once);
   list.add(cuda::sequence_rest_request({.arch = arch, .lengths = 1, .paged = 1}), 255, once);
 }
@@ -476,8 +487,9 @@ void add_fp32_outputs(List& list, int arch, Which which) {
   }
   const Which once = arch == 90 ? Which::kQuick : Which::kFull;  // nearly the same for each
   for (const auto& [headdim, rows] : {std::pair{128, 16}, {64, 16}, {64, 64}, {256, 16}})
-    add_decode(list, arch, DType::kBF16, headdim, rows, 1, headdim == 128 ? once : Which::kFull, false, false, true);
-  add_decode(list, arch, DType::kF16, 128, 16, 1, Which::kFull, true, true, true);
+    add_decode(list, arch, DType::kBF16, headdim, rows, 1, headdim == 128 ? once : Which::kFull, {.fp32_out = true});
+  add_decode(list, arch, DType::kF16, 128, 16, 1, Which::kFull, {.sinks = true, .pages = true, .fp32_out = true});
+  add_decode(list, arch, DType::kF16, 128, 16, 1, Which::kFull, {.pages = true, .fp32_out = true, .shares = true});
 }
 void add_v3_fp32_outputs(List& list) {
   for (const DType dtype : {DType::kBF16, DType::kF16})
@@ -709,7 +721,9 @@ int main() {
     add_decode(list, a.capability, DType::kBF16, 64, 32, 1, Which::kFull);
     add_decode(list, a.capability, DType::kBF16, 256, 16, 1, which);
     add_decode(list, a.capability, DType::kBF16, 256, 64, 1, Which::kFull);
-    add_decode(list, a.capability, DType::kF16, 128, 32, 1, which);
+    add_decode(list, a.capability, DType::kF16, 128, 32, 1, Which::kFull);
+    for (const auto& [headdim, rows] : {std::pair{64, 16}, {64, 32}, {64, 64}, {128, 16}, {128, 32}, {128, 64}, {256, 16}, {256, 32}, {256, 64}})
+      add_decode(list, a.capability, DType::kBF16, headdim, rows, 1, Which::kFull, {.shares = true});
   }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {

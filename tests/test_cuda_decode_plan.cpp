@@ -8,6 +8,7 @@
 
 #include "backend/cuda/decode.h"
 #include "backend/cuda/limits.h"
+#include "device_abi/decode_shares.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -152,6 +153,53 @@ TEST(DecodePlanSmall, WorkspaceHoldsTheSplitsOfEveryRow) {
   const DecodePlan whole = plan_decode(p, kHopper, plan.key.row, 1);
   EXPECT_EQ(whole.workspace_bytes, 0);
   EXPECT_EQ(decode_params(p, whole, buffers).work.part_o, nullptr);
+}
+
+Problem with_lengths(Problem p) {
+  p.has_seqused_k = true;
+  return p;
+}
+
+// Several sequences with lengths are shared by all CTAs that the device holds at once, or by several times as many.
+TEST(DecodePlanSmall, SequencesAreSharedByTheirLengths) {
+  for (const DecodeTarget& target : kTargets)
+    for (const int64_t headdim : {64, 128, 256})
+      for (const int64_t rows : {1, 20, 64, 100})
+        for (const int64_t nheads_k : {1, 8, 100, 1000}) {
+          const Problem p = with_lengths(problem_of(headdim, headdim, rows, 1, 8192, 64, nheads_k));
+          ASSERT_TRUE(decode_can(p, target));
+          const DecodePlan plan = plan_decode(p, target);
+          EXPECT_EQ(plan.key.shares, 1);
+          EXPECT_LE(plan.shared_bytes, target.device.shared_bytes);
+          EXPECT_EQ(plan.shared_bytes,
+                    plan.tile.shared_bytes(plan.key.headdim, plan.key.headdim_v, false) + plan.tile.threads() / 32 * kDecodeWalkBytes);
+          EXPECT_EQ(plan.grid, nheads_k * plan.row_tiles * plan.splits);
+          EXPECT_GE(plan.grid, target.multiprocessors / 2);
+          const int64_t slots = target.multiprocessors * plan.tile.ctas;
+          EXPECT_TRUE(plan.grid <= slots || plan.grid >= 3 * target.multiprocessors) << plan.grid << " CTAs for " << slots << " places";
+        }
+  EXPECT_EQ(plan_decode(with_lengths(problem_of(128, 128, 4, 1, 8192, 1)), kHopper).key.shares, 0) << "one sequence";
+  EXPECT_EQ(plan_decode(problem_of(128, 128, 4, 1, 8192, 64), kHopper).key.shares, 0) << "no lengths";
+  EXPECT_FALSE(decode_shares(with_lengths(problem_of(128, 128, 4, 1, kMaxSeqlen, 64)))) << "units of 32 bits";
+  EXPECT_EQ(plan_decode(with_lengths(problem_of(128, 128, 4, 1, 5, 3)), kHopper).splits, 3) << "three steps of keys";
+}
+
+TEST(DecodePlanSmall, WorkspaceHoldsThePartsOfSharedSequences) {
+  const Problem p = with_lengths(problem_of(128, 64, 4, 3, 8192, 2));
+  const DecodePlan plan = plan_decode(p, kHopper);
+  ASSERT_GT(plan.splits, 1);
+  const int64_t parts = 8 * 12 * (plan.splits + 2);
+  EXPECT_EQ(plan.combine_grid, 2 * 8 * 12);
+  EXPECT_EQ(plan.stats_offset, parts * 64 * 4);
+  EXPECT_EQ(plan.parts_offset, plan.stats_offset + parts * 8);
+  EXPECT_EQ(plan.workspace_bytes, plan.parts_offset + 2 * 8);
+  alignas(256) static char memory[1 << 20];
+  ASSERT_LE(plan.workspace_bytes, static_cast<int64_t>(sizeof memory));
+  fattn_buffers buffers{};
+  buffers.workspace = memory;
+  EXPECT_EQ(reinterpret_cast<char*>(decode_params(p, plan, buffers).work.parts), memory + plan.parts_offset);
+  EXPECT_EQ(decode_params(p, plan_decode(p, kHopper, plan.key.row, 1), buffers).work.parts, nullptr);
+  for (const DecodeKey& key : {plan.key, plan.combine_key()}) EXPECT_NE(decode_request(key).source.find("kShares = true"), std::string::npos);
 }
 
 TEST(DecodePlanSmall, SourcesDifferWhereKernelsDo) {

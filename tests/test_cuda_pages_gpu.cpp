@@ -127,7 +127,8 @@ Share share_of(const Dense& values, const Tensor& like, int64_t entry) {
 }
 
 // Numbers that are no page's, or lengths that the table has no room for: nothing is read by them, all of their entry is NaN, and no bit of the
-// others changes. Of entry 1 the last page is bad, which most rows do not see, of entry 2 the first.
+// others changes. Of entry 1 the last page is bad, which most rows do not see, of entry 2 the first. Of entry 3 the length is, which to the others is
+// one of 0: they share the device by their lengths.
 TEST_F(CudaGpu, BadPagesGiveNanToTheirEntryAlone) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
     for (const int64_t page_size : {1, 16, 100})
@@ -143,7 +144,7 @@ TEST_F(CudaGpu, BadPagesGiveNanToTheirEntryAlone) {
             auto* const table = static_cast<int32_t*>(in.scores.block_table.data());
             const int64_t row = in.scores.block_table.stride(0), columns = in.scores.block_table.shape(1);
             for (int64_t n = 0; n < c.batch; ++n) {
-              lengths[n] = static_cast<int32_t>(c.seqlen_k - (n == 0 ? page_size : 0));
+              lengths[n] = static_cast<int32_t>(n == 3 ? 0 : c.seqlen_k - (n == 0 ? page_size : 0));
               for (int64_t i = 0; i < columns; ++i) table[n * row + i] = static_cast<int32_t>((3 * i + n) % in.k.shape(0));
             }
             table[columns - 1] = bad;  // of no key

@@ -62,8 +62,12 @@ TEST(PlanShape, ReadsWhatPlansOfAGpuSay) {
       decode);
   EXPECT_EQ(decode.rows, 8);
   EXPECT_EQ(decode.splits, 7);
+  EXPECT_FALSE(decode.shared);
   EXPECT_EQ(decode.warps, 4);
   EXPECT_EQ(decode.grid, 56);
+  read_shape("steps of 16 keys and 3 stages, keys of all sequences in 33 splits by their lengths, 102464 bytes of shared memory, grid 264", decode);
+  EXPECT_EQ(decode.splits, 33);
+  EXPECT_TRUE(decode.shared);
 }
 
 TEST(KernelWorkSmall, SeesTheKeysThatTheLibraryCounts) {

@@ -1,10 +1,11 @@
 // Puts the splits of decode's rows together: a CTA a row, its warps take splits in turn.
 //
-// A specialisation is a struct with Element, kHeaddimV and kDependent (shape.h).
+// A specialisation is a struct with Element, kHeaddimV and kDependent (shape.h); kShares: sequences are shared by their lengths (shares.h).
 #pragma once
 
 #include "device_abi/decode_work.h"
 #include "kernels/decode/merge.h"
+#include "kernels/decode/visit.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
@@ -19,24 +20,32 @@ __device__ __forceinline__ void combine(const AttentionParams& p, const DecodeWo
   __shared__ float4 part[kCombineWarps][kColumns * 32];
   const int row = static_cast<int>(blockIdx.x) % work.rows, unit = static_cast<int>(blockIdx.x) / work.rows;  // unit: of (batch, key head)
   const auto [warp, lane] = ptx::thread_place();
-  const float2* stats = reinterpret_cast<const float2*>(work.part_stats) + (static_cast<long long>(unit) * work.rows + row) * work.splits;
-  const float* sums = work.part_o + (static_cast<long long>(unit) * work.splits * work.rows + row) * Spec::kHeaddimV;
   if constexpr (Spec::kDependent) {
     ptx::let_kernel_after_come_up();
     ptx::wait_for_kernel_before();
   }
+  PartPlace first{unit, work.splits, 0};
+  int splits = work.splits;
+  if constexpr (kShares<Spec>) {
+    const DecodeParts parts = work.parts[unit / p.nheads_k];
+    if (parts.count == 1) return;  // whole, and written
+    first = {unit % p.nheads_k, static_cast<int>(decode_parts(work.splits, p.batch)), parts.first};
+    splits = parts.count;
+  }
+  const float2* stats = first.stats(work, row);
+  const float* sums = first.sums(work, row, Spec::kHeaddimV);
 
   float shift = kInfinity, sum = 0;
-  for (int split = lane; split < work.splits; split += 32) shift = fminf(shift, stats[split].x);
+  for (int split = lane; split < splits; split += 32) shift = fminf(shift, stats[split].x);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) shift = fminf(shift, ptx::shfl_xor(shift, mask));
-  for (int split = lane; split < work.splits; split += 32) sum = fmaf(stats[split].y, factor_of(stats[split].x, shift), sum);
+  for (int split = lane; split < splits; split += 32) sum = fmaf(stats[split].y, factor_of(stats[split].x, shift), sum);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shfl_xor(sum, mask);
 
   float o[kColumns][4] = {};
 #pragma unroll 4
-  for (int split = warp; split < work.splits; split += kCombineWarps) {
+  for (int split = warp; split < splits; split += kCombineWarps) {
     const float factor = factor_of(stats[split].x, shift);
     const float* from = sums + static_cast<long long>(split) * work.rows * Spec::kHeaddimV;
 #pragma unroll

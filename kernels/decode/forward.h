@@ -8,10 +8,12 @@
 #include "kernels/decode/place.h"
 #include "kernels/decode/shape.h"
 #include "kernels/decode/step.h"
+#include "kernels/decode/visit.h"
 #include "kernels/mask.h"
 #include "kernels/pages.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v2/nonfinite.h"
@@ -65,10 +67,16 @@ __device__ __forceinline__ void store_part(WarpState<Spec>& w, unsigned part, un
 
 // Adds up the teams' parts, and writes the rows, or this split's part of them.
 template <class Spec>
-__device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWork& work, const Place& place, unsigned parts, unsigned stats,
+__device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWork& work, const Visit& visit, unsigned parts, unsigned stats,
                                        bool valid) {
+  const Place& place = visit.place;
+  const PartPlace& at = visit.part;
   using S = Shape<Spec>;
   constexpr int kFours = Spec::kHeaddimV / 4;
+  if constexpr (kShares<Spec>) {  // said once
+    if (threadIdx.x == 0 && place.split == 0 && place.head_k == 0 && place.first_row == 0 && work.parts != nullptr)
+      work.parts[place.batch] = DecodeParts{at.part, place.splits};
+  }
   for (int index = static_cast<int>(threadIdx.x); index < place.rows * kFours; index += S::kThreads) {
     const int row = index / kFours, column = index % kFours * 4;
     float shift = kInfinity, sum = valid ? 0 : kNan, o[4] = {0, 0, 0, 0};
@@ -86,20 +94,18 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWor
       o[3] = fmaf(__uint_as_float(x.w), factor, o[3]);
     }
     const int in_head = place.first_row + row;
-    if (work.splits > 1) {
-      const long long unit = static_cast<long long>(place.batch) * p.nheads_k + place.head_k;
-      float* to = work.part_o + ((unit * work.splits + place.split) * work.rows + in_head) * Spec::kHeaddimV + column;
-      *reinterpret_cast<float4*>(to) = float4{o[0], o[1], o[2], o[3]};
-      if (column == 0) reinterpret_cast<float2*>(work.part_stats)[(unit * work.rows + in_head) * work.splits + place.split] = float2{shift, sum};
+    if (place.splits > 1) {
+      *reinterpret_cast<float4*>(at.sums(work, in_head, Spec::kHeaddimV) + column) = float4{o[0], o[1], o[2], o[3]};
+      if (column == 0) *at.stats(work, in_head) = float2{shift, sum};
     } else {
       store_row<Spec>(p, work, place.batch, place.head_k, in_head, column, o, shift, sum);
     }
   }
 }
 
-// `pages`: NoPages or, of specialisations that have them, Pages.
-template <class Spec, class PagesOf = NoPages>
-__device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work, [[maybe_unused]] const PagesOf& pages = {}) {
+// Attention over a share of a sequence. `where` tells which, and is asked again in the end, so that nothing of it need be kept.
+template <class Spec, class PagesOf, class Where>
+__device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWork& work, [[maybe_unused]] const PagesOf& pages, const Where& where) {
   constexpr bool kPaged = !is_same<PagesOf, NoPages>;
   using S = Shape<Spec>;
   using TileK = typename S::TileK;
@@ -116,16 +122,15 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
       ptx::bar_sync(1 + team, S::kTeamThreads);
   };
 
-  const Place place = place_of<Spec>(p, work);
-  if constexpr (Spec::kDependent) ptx::wait_for_kernel_before();  // whatever it was: it may have written what is read here
   // Steps [first, end) of the sequence are this split's, end - 1 - team and each kTeams-th before it this team's.
-  const Length length = length_of(p, work, place.batch);
+  const Visit visit = where();
+  const Place& place = visit.place;
+  const Length& length = visit.length;
   const core::Mask32 mask{p.seqlen_q, length.keys, work.causal != 0};
   const int first_end = mask.visible_end(place.first_row / p.group);
   const int last_end = mask.visible_end((place.first_row + place.rows - 1) / p.group);
   const int steps = (last_end + Spec::kBlockN - 1) / Spec::kBlockN;
-  const int per_split = (steps + work.splits - 1) / work.splits;
-  const int first = place.split * per_split, end = min(steps, first + per_split);
+  const auto [first, end] = steps_of<Spec>(work, visit, steps);
 
   const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
   const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
@@ -155,11 +160,11 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
     }
   };
 
-  int next = end - 1 - team;  // to be loaded
+  constexpr int kAhead = Spec::kStages * Spec::kTeams;  // a step is loaded as many before it is computed
   unsigned stage = ring;
 #pragma unroll 1
-  for (int ahead = 0; ahead < Spec::kStages; ++ahead, next -= Spec::kTeams, stage = ptx::opaque(stage + S::kStageBytes)) {
-    if (next >= first) load(next, stage);
+  for (int at = end - 1 - team; at > end - 1 - team - kAhead; at -= Spec::kTeams, stage = ptx::opaque(stage + S::kStageBytes)) {
+    if (at >= first) load(at, stage);
     ptx::cp_async_commit();
   }
   load_queries<Spec>(p, place, tile_q);
@@ -167,7 +172,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   [[maybe_unused]] bool good = length.valid;
   if constexpr (kPaged) {  // of all numbers of pages each split looks at its share, whether it reads by them or not
     const EntryPages of_entry(pages, place.batch);
-    const int columns = of_entry.columns_of(length.keys), share = (columns + work.splits - 1) / work.splits;
+    const int columns = of_entry.columns_of(length.keys), share = (columns + place.splits - 1) / place.splits;
     good = good && of_entry.are_pages(place.split * share, min(columns, (place.split + 1) * share), static_cast<int>(threadIdx.x), S::kThreads);
   }
 
@@ -186,7 +191,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
 
   stage = ring;
 #pragma unroll 1
-  for (int at = end - 1 - team; at >= first; at -= Spec::kTeams, next -= Spec::kTeams) {
+  for (int at = end - 1 - team; at >= first; at -= Spec::kTeams) {
     ptx::cp_async_wait<Spec::kStages - 1>();
     team_sync();
     const int key = at * Spec::kBlockN;
@@ -218,22 +223,54 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
     }
     step<Spec>(w, stage + lane_k, stage + lane_v, visible_from(lane % 4 * 2));
     team_sync();
-    if (next >= first) load(next, stage);
+    if (at - kAhead >= first) load(at - kAhead, stage);
     ptx::cp_async_commit();
     stage = stage + S::kStageBytes == ring + S::kRingBytes ? ring : stage + S::kStageBytes;
   }
 
-  if constexpr (Spec::kDependent) ptx::let_kernel_after_come_up();
+  const Visit found = where();
+  if constexpr (Spec::kDependent) {
+    if (found.last) ptx::let_kernel_after_come_up();
+  }
   ptx::cp_async_wait<0>();
   __syncthreads();
   const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
-  store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row, place.rows,
-                   lane);
+  store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row,
+                   found.place.rows, lane);
   if constexpr (kPaged) {
-    finish<Spec>(p, work, place, parts, stats, __syncthreads_and(good) != 0);
+    finish<Spec>(p, work, found, parts, stats, __syncthreads_and(good) != 0);
   } else {
     __syncthreads();
-    finish<Spec>(p, work, place, parts, stats, length.valid);
+    finish<Spec>(p, work, found, parts, stats, found.length.valid);
+  }
+}
+
+// `pages`: NoPages or, of specialisations that have them, Pages.
+template <class Spec, class PagesOf = NoPages>
+__device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work, const PagesOf& pages = {}) {
+  const Place place = place_of<Spec>(p, work);
+  if constexpr (Spec::kDependent) ptx::wait_for_kernel_before();  // whatever it was: it may have written what is read here
+  if constexpr (kShares<Spec>) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const auto [warp, lane] = ptx::thread_place();
+    const unsigned kept = ptx::shared_address(shared) + Shape<Spec>::kWalksAt + static_cast<unsigned>(warp) * kDecodeWalkBytes;
+    const auto walk = [kept] {
+      const uint4 x = ptx::ld_shared_16(kept);
+      return Walk{static_cast<int>(x.x), static_cast<int>(x.y), static_cast<int>(x.z)};
+    };
+    Walk now = first_of<Spec::kBlockN, Spec::kTeams>(p, work, place.split, lane);
+#pragma unroll 1
+    while (now.has_share(p, place_of<Spec>(p, work).split)) {
+      if (lane == 0)
+        ptx::st_shared_16(kept, uint4{static_cast<unsigned>(now.batch), static_cast<unsigned>(now.begin), static_cast<unsigned>(now.quantum), 0});
+      ptx::warp_sync();
+      attend<Spec>(p, work, pages, [&] { return visit_of<Spec>(p, work, walk()); });
+      now = share_at<Spec::kBlockN>(p, work, place_of<Spec>(p, work).split, walk()).next;
+      __syncthreads();  // the teams' sums were where the next queries and keys go
+    }
+  } else {
+    const Visit only = visit_of<Spec>(p, work, place);
+    attend<Spec>(p, work, pages, [&] { return only; });
   }
 }
 

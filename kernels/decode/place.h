@@ -7,10 +7,16 @@
 
 namespace fattn::decode {
 
-// The share of a CTA. Neighbours have the same keys of other heads, which lie side by side in memory.
+// What a CTA computes at a time. Neighbours have the same keys of other heads, which lie side by side in memory.
 struct Place {
-  int batch, head_k, split;
+  int batch, head_k, split, splits;
   int first_row, rows;  // of the key head's rows
+};
+
+// Whether sequences are shared by their lengths (shares.h). `split` of the place that place_of() gives is the CTA then, of those of a key head.
+template <class Spec>
+inline constexpr bool kShares = requires {
+  Spec::kShares;
 };
 
 template <class Spec>
@@ -22,20 +28,10 @@ __device__ __forceinline__ Place place_of(const AttentionParams& p, const Decode
   place.first_row = index % work.row_tiles * Shape<Spec>::kRows;
   index /= work.row_tiles;
   place.split = index % work.splits;
+  place.splits = work.splits;
   place.batch = index / work.splits;
   place.rows = min(Shape<Spec>::kRows, work.rows - place.first_row);
   return place;
-}
-
-// How many keys a sequence has. Nothing is read by a length out of range, and what it would give is NaN.
-struct Length {
-  int keys;
-  bool valid;
-};
-__device__ __forceinline__ Length length_of(const AttentionParams& p, const DecodeWork& work, int batch) {
-  const int keys = work.lengths == nullptr ? p.seqlen_k : work.lengths[batch * work.length_stride];
-  const bool valid = 0 <= keys && keys <= p.seqlen_k;
-  return {valid ? keys : 0, valid};
 }
 
 // The first element of row `row` of the key head's, in q, o or lse.

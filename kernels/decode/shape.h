@@ -11,6 +11,7 @@
 //   kStages                 steps in shared memory at once
 //   kQueriesInRegisters     or read from shared memory for every step
 //   kDependent              sm_90 and later: kernels come up while the one before ends
+//   kShares                 if there: sequences are shared by their lengths (shares.h)
 #pragma once
 
 #include "kernels/tile/global_load.h"
@@ -41,6 +42,11 @@ struct Shape {
   static constexpr int kPartPitch = (16 * kDepthO + 8) * 4;  // bytes of a row: rows 8 banks apart, so that fragments are stored without conflict
   static constexpr int kPartBytes = kRows * kPartPitch;
   static constexpr int kStatsBytes = kRows * 8;
+
+  // Behind all, where sequences are shared by their lengths: where each warp is on its way.
+  static constexpr int kRingsEnd = TileQ::kBytes + Spec::kTeams * kRingBytes, kPartsEnd = Spec::kTeams * (kPartBytes + kStatsBytes);
+  static constexpr int kWalksAt = kRingsEnd > kPartsEnd ? kRingsEnd : kPartsEnd;
+
   static_assert(Spec::kHeaddim % 8 == 0 && Spec::kHeaddimV % 8 == 0 && Spec::kBlockN % 16 == 0);
   static_assert(Spec::kTeams < 16);  // named barriers
 };

@@ -5,6 +5,11 @@ namespace fattn {
 
 inline constexpr int kDecodeCombineThreads = 128;  // of a CTA of kernels/decode/combine.h
 
+// Parts of a sequence that is shared by lengths (decode_shares.h), for the kernel that puts them together.
+struct DecodeParts {
+  int first, count;
+};
+
 struct DecodeWork {
   const int* lengths;       // keys that each sequence has, on the device; null: seqlen_k
   long long length_stride;  // elements from one sequence's to the next
@@ -20,6 +25,9 @@ struct DecodeWork {
 
   const float* sinks;  // of each query head, of specialisations that have them
   long long sinks_stride;
+
+  // Of specialisations that share sequences by their lengths. `splits` are the CTAs of a key head then, and parts lie (nheads_k, parts, rows, ...).
+  DecodeParts* parts;  // (batch): written by the first kernel; null: `splits` is 1
 };
 
 }  // namespace fattn

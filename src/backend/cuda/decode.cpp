@@ -7,6 +7,7 @@
 #include "backend/cuda/limits.h"
 #include "backend/cuda/tiles/decode.h"
 #include "backend/cuda/v2_forward.h"
+#include "device_abi/decode_shares.h"
 #include "fattn/error.hpp"
 #include "plan/features.h"
 #include "shared/text.h"
@@ -23,7 +24,7 @@ int64_t rows_of(const Problem& problem) { return problem.group() * problem.seqle
 
 // CTAs that a multiprocessor holds at once; 0: not one.
 int64_t resident(const DecodeTile& tile, const Problem& problem, const V2Target& device) {
-  const int64_t bytes = tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v));
+  const int64_t bytes = tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), decode_shares(problem));
   if (bytes > device.shared_bytes) return 0;
   return std::min<int64_t>(tile.ctas, device.shared_bytes_per_multiprocessor / (bytes + kReservedSharedBytes));
 }
@@ -57,12 +58,35 @@ double cost_of(const Problem& problem, const DecodeTarget& target, const DecodeT
   return seconds + kCombine + rows * (kCombineRow + 1.4 * splits * 8 * static_cast<double>(problem.headdim_v) / bandwidth);
 }
 
+// The tile with the most bytes on their way to a multiprocessor, of these that with the most CTAs, which wait at different times; and as many CTAs of
+// a key head as the device holds at once, or, where key heads alone are too many for that, as end at about the same time.
+std::pair<int, int> plan_shares(const Problem& problem, const DecodeTarget& target) {
+  int best = -1;
+  std::pair<int64_t, int64_t> most;
+  for (int row = 0; row < static_cast<int>(std::size(kRows)); ++row) {
+    const DecodeTile& tile = kRows[row].tile;
+    const int64_t ctas = row_fits(kRows[row], problem) ? resident(tile, problem, target.device) : 0;
+    const std::pair<int64_t, int64_t> its{ctas * tile.teams * tile.stages * tile.block_n, ctas};
+    if (ctas == 0 || !(its > most)) continue;
+    most = its;
+    best = row;
+  }
+  if (best < 0) return {best, 0};
+  const int64_t slots = target.multiprocessors * most.second, heads = problem.nheads_k * ceil_div(rows_of(problem), kRows[best].tile.rows());
+  constexpr int64_t kWaves = 4;
+  const int64_t ctas = 2 * heads <= slots ? slots / heads : ceil_div(kWaves * slots, heads);
+  return {best, static_cast<int>(std::min(ctas, problem.batch * ceil_div(problem.seqlen_k, kRows[best].tile.block_n)))};
+}
+
+constexpr char kNoTile[] = "plan_decode() was called for a problem that the decode kernels cannot compute";
+
 }  // namespace
 
-int DecodeTile::shared_bytes(int headdim, int headdim_v) const {
+int DecodeTile::shared_bytes(int headdim, int headdim_v, bool shares) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
   const int part = rows() * ((round_up(headdim_v, 16) + 8) * 4 + 8);  // kPartBytes and kStatsBytes
-  return std::max(2 * (rows() * wide + teams * stages * block_n * (wide + wide_v)), teams * part);
+  const int walks = shares ? threads() / 32 * kDecodeWalkBytes : 0;
+  return std::max(2 * (rows() * wide + teams * stages * block_n * (wide + wide_v)), teams * part) + walks;  // kWalksAt
 }
 
 std::span<const DecodeRow> decode_rows() { return kRows; }
@@ -96,7 +120,17 @@ bool decode_takes(const Problem& p, const DecodeTarget& target) {
   return 4 * tiles <= target.multiprocessors && p.seqlen_k >= 1024;
 }
 
+bool decode_shares(const Problem& p) {
+  constexpr int64_t kMostUnits = int64_t{1} << 30, kLeastStep = 16;
+  return p.has_seqused_k && p.batch > 1 && p.batch * (ceil_div(p.seqlen_k, kLeastStep) + kDecodeStart) < kMostUnits;
+}
+
 DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target) {
+  if (decode_shares(problem)) {
+    const auto [row, ctas] = plan_shares(problem, target);
+    if (row < 0) throw Error(ErrorCode::kInternal, kNoTile);
+    return plan_decode(problem, target, row, ctas);
+  }
   std::optional<std::pair<int, int>> best;
   double least = 0;
   for (int row = 0; row < static_cast<int>(std::size(kRows)); ++row) {
@@ -110,7 +144,7 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target) {
       best = {row, splits};
     }
   }
-  if (!best) throw Error(ErrorCode::kInternal, "plan_decode() was called for a problem that the decode kernels cannot compute");
+  if (!best) throw Error(ErrorCode::kInternal, kNoTile);
   return plan_decode(problem, target, best->first, best->second);
 }
 
@@ -124,16 +158,20 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
   plan.key.sinks = problem.has_sinks;
   plan.key.paged = problem.paged;
   plan.key.fp32_out = problem.fp32_out;
+  plan.key.shares = decode_shares(problem);
   plan.tile = kRows[row].tile;
   plan.rows = static_cast<int>(rows_of(problem));
   plan.row_tiles = static_cast<int>(ceil_div(plan.rows, plan.tile.rows()));
   plan.splits = splits;
-  plan.grid = problem.batch * problem.nheads_k * plan.row_tiles * splits;
-  plan.shared_bytes = plan.tile.shared_bytes(plan.key.headdim, plan.key.headdim_v);
+  const int64_t sequences = plan.key.shares != 0 ? 1 : problem.batch;  // that the CTAs of a key head share
+  plan.grid = sequences * problem.nheads_k * plan.row_tiles * splits;
+  plan.shared_bytes = plan.tile.shared_bytes(plan.key.headdim, plan.key.headdim_v, plan.key.shares != 0);
   if (splits > 1) {
     plan.combine_grid = problem.batch * problem.nheads_k * plan.rows;
-    plan.stats_offset = plan.combine_grid * splits * problem.headdim_v * 4;
-    plan.workspace_bytes = plan.stats_offset + plan.combine_grid * splits * 8;
+    const int64_t parts = sequences * problem.nheads_k * plan.rows * (plan.key.shares != 0 ? decode_parts(splits, problem.batch) : splits);
+    plan.stats_offset = parts * problem.headdim_v * 4;
+    plan.parts_offset = plan.stats_offset + parts * 8;
+    plan.workspace_bytes = plan.parts_offset + (plan.key.shares != 0 ? problem.batch * static_cast<int64_t>(sizeof(DecodeParts)) : 0);
   }
   return plan;
 }
@@ -152,6 +190,7 @@ DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const
   if (plan.splits > 1) {
     params.work.part_o = static_cast<float*>(b.workspace);
     params.work.part_stats = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.stats_offset);
+    if (plan.key.shares != 0) params.work.parts = reinterpret_cast<DecodeParts*>(static_cast<char*>(b.workspace) + plan.parts_offset);
   }
   return params;
 }
@@ -165,6 +204,7 @@ jit::Request decode_request(const DecodeKey& key) {
   if (!combine) source += text(", up to ", tile.rows(), " rows, ", tile.teams, " x ", tile.block_n, " keys, ", tile.stages, " stages");
   if (key.sinks != 0) source += ", sinks";
   if (key.paged != 0) source += ", pages";
+  if (key.shares != 0) source += ", sequences shared by their lengths";
   if (key.fp32_out != 0) source += ", fp32 outputs";
   source += text("\n#include \"kernels/decode/", combine ? "combine" : "forward", ".h\"\nstruct Spec {\n  using Element = fattn::", element,
                  ";\n  static constexpr bool kDependent = ", key.arch >= 90 ? "true" : "false", ";\n");
@@ -178,6 +218,7 @@ jit::Request decode_request(const DecodeKey& key) {
   }
   if (key.sinks != 0) source += "  static constexpr bool kSinks = true;\n";
   if (key.fp32_out != 0) source += "  static constexpr bool kFp32Out = true;\n";
+  if (key.shares != 0) source += "  static constexpr bool kShares = true;\n";
   const std::string entry = combine ? "fattn_decode_combine" : "fattn_decode";
   source +=
       text("};\nextern \"C\" __global__ void __launch_bounds__(", combine ? kDecodeCombineThreads : tile.threads(), ", ", combine ? 1 : tile.ctas,

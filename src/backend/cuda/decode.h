@@ -24,7 +24,7 @@ struct DecodeTile {
 
   constexpr int rows() const { return 16 * row_tiles * row_warps; }
   constexpr int threads() const { return 32 * row_warps * teams; }
-  int shared_bytes(int headdim, int headdim_v) const;
+  int shared_bytes(int headdim, int headdim_v, bool shares) const;
 };
 
 // A row of the table of tiles (tiles/decode.h): for max(headdim, headdim_v) up to `headdim`.
@@ -44,17 +44,19 @@ struct DecodeKey {
   int32_t sinks = 0;
   int32_t paged = 0;
   int32_t fp32_out = 0;
-  std::array<int32_t, 7> reserved{};
+  int32_t shares = 0;
+  std::array<int32_t, 6> reserved{};
 };
 static_assert(sizeof(DecodeKey) == 64);
 
 struct DecodePlan {
   DecodeKey key;
   DecodeTile tile;
-  int rows = 0, row_tiles = 0, splits = 0;
+  int rows = 0, row_tiles = 0;
+  int splits = 0;  // CTAs that share the keys of a sequence, or with key.shares those of all sequences by their lengths (device_abi/decode_shares.h)
   int64_t grid = 0, combine_grid = 0;  // combine_grid 0: the keys are not split
   int shared_bytes = 0;
-  int64_t stats_offset = 0, workspace_bytes = 0;
+  int64_t stats_offset = 0, parts_offset = 0, workspace_bytes = 0;
   bool early() const { return key.arch >= 90; }  // each kernel comes up while the one before it in the stream ends
   DecodeKey combine_key() const;
 };
@@ -64,6 +66,9 @@ bool decode_can(const Problem& problem, const DecodeTarget& target);
 // Whether they are the ones to take, rather than a forward kernel: few rows a key head, or few tiles of queries for the device, and many keys; or no
 // other kernel has all that the problem asks for.
 bool decode_takes(const Problem& problem, const DecodeTarget& target);
+
+// Whether the device shares the sequences among CTAs by their lengths.
+bool decode_shares(const Problem& problem);
 
 // For problems that decode_can() compute.
 DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target);

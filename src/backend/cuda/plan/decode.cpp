@@ -17,8 +17,9 @@ Route route(const Problem& p, const Target& t) {
   const DecodeTile& tile = plan.tile;
   Route route = route_for(Algorithm::kV2, "v2 decode", p, t);
   route.why = text(plan.rows, " rows of a key head in tiles of ", tile.rows(), ", ", tile.teams, " teams of ", tile.row_warps,
-                   tile.row_warps == 1 ? " warp" : " warps", " with steps of ", tile.block_n, " keys and ", tile.stages, " stages, keys in ",
-                   plan.splits, plan.splits == 1 ? " split, " : " splits, ", plan.shared_bytes, " bytes of shared memory, grid ", plan.grid);
+                   tile.row_warps == 1 ? " warp" : " warps", " with steps of ", tile.block_n, " keys and ", tile.stages, " stages, ",
+                   plan.key.shares != 0 ? "keys of all sequences in " : "keys in ", plan.splits, plan.splits == 1 ? " split" : " splits",
+                   plan.key.shares != 0 ? " by their lengths, " : ", ", plan.shared_bytes, " bytes of shared memory, grid ", plan.grid);
   route.workspace_bytes = plan.workspace_bytes;
   route.needs_16 = kForwardRows;
   route.else_why = "only the decode kernels, which take no other, can compute the problem; align it";
