@@ -12,6 +12,7 @@ import sys
 
 import result_index
 import result_options
+import result_serving
 import result_speed
 import result_training
 from result_records import PASSES, RESULTS, ROOT, grid, mean, prose
@@ -237,6 +238,7 @@ def values_block(record, key):
 def result_pages():
     """By page of docs/results its marks with what stands between them, without the index."""
     pages = {**result_speed.blocks(), **result_options.blocks(), **result_training.blocks()}
+    pages["decode"] |= result_serving.blocks()
     pages["accuracy"] = {"accuracy": accuracy_block(), "values": values_block(VALUES_RECORD, "option"), "values-fp32": values_block(VALUES_FP32_RECORD, "values"),
                          "values-fp32-64": values_block(VALUES_FP32_64_RECORD, "values")}
     return pages
