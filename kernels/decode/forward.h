@@ -235,8 +235,11 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
   ptx::cp_async_wait<0>();
   __syncthreads();
   const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
-  store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row,
-                   found.place.rows, lane);
+  ptx::ThreadPlace thread{warp, lane};
+  if constexpr (kPaged && kShares<Spec>) thread = ptx::thread_place();  // of all threads: the steps have no registers to keep it in
+  const int its_team = thread.warp / Spec::kRowWarps, its_row = thread.warp % Spec::kRowWarps * S::kWarpRows;
+  store_part<Spec>(w, parts + static_cast<unsigned>(its_team) * S::kPartBytes, stats + static_cast<unsigned>(its_team) * S::kStatsBytes, its_row,
+                   found.place.rows, thread.lane);
   if constexpr (kPaged) {
     finish<Spec>(p, work, found, parts, stats, __syncthreads_and(good) != 0);
   } else {
