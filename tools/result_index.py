@@ -22,10 +22,10 @@ WORDS = {
     "cpu-ring-errors": "`fattn.distributed check --errors`: ring attention's errors over those of one process",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
-    "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",
+    "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's", "h200-accuracy-v2": "`fattn check --accuracy --algorithm v2`: errors of v2 over those of peers",
     "h200-v3-more": "v3 alone: fp16, headdims, large scores", "h200-v3-sigma": "v3: time at sigma 1 and 3, before and after", "spills": "`find_spills`: what kernels spill that rules keep from being chosen", "h200_attention": "rates by turn of [h200-suite](h200-suite.json)",
 }
-DATES = {"accuracy": "2026-11-27", "values": "2026-11-27", "h200-values-fp32": "2026-11-28", "h200-values-fp32-64": "2026-11-28", "h200-decode": "2026-11-23", "h200-gpt2-xl-decode": "2026-11-28",
+DATES = {"h200-accuracy-v2": "2026-11-30", "accuracy": "2026-11-27", "values": "2026-11-27", "h200-values-fp32": "2026-11-28", "h200-values-fp32-64": "2026-11-28", "h200-decode": "2026-11-23", "h200-gpt2-xl-decode": "2026-11-28",
          "h200-fp32-v3": "2026-11-23", "h200-ring-timeline": "2026-11-30"}
 FLAGS = ("--suite", "--only", "--preset", "--over", "--held-out", "--model", "--algorithm")  # of those that a record has, the ones that say what it is
 
