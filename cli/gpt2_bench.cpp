@@ -159,7 +159,8 @@ int bench_gpt2(Gpt2BenchFlags flags) {
   for (const int64_t context : flags.contexts)
     if (context > model.config().n_positions)
       throw CLI::ValidationError("--context", fmt::format("{} is more than the model's {} positions", context, model.config().n_positions));
-  gpt2::Session(model, session_options(flags, model, flags.batches.front(), flags.contexts.front()));  // refuses before anything is measured
+  // Refuses what no size has before anything is measured.
+  gpt2::Session(model, session_options(flags, model, flags.batches.front(), flags.contexts.front()));
   Output out(flags.output, flags.json);
   const int threads = flags.model.threads > 0 ? flags.model.threads : cpu_info().usable_threads;
   Gpt2Limits limits;

@@ -1,4 +1,5 @@
-// batch_invariant on a GPU, without one: which kernel computes a row follows from the device, the dtype, the headdims and the options alone.
+// batch_invariant on a GPU, without one: the steps and blocks of a row follow from the device, the dtype, the headdims and the options
+// alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>

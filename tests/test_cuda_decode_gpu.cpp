@@ -72,7 +72,7 @@ TEST_F(CudaGpu, DecodeOfAnyLengthsIsRight) {
                           {70, 512, 1, 128},
                           {33, 1008, 1, 64},
                           {5, 2000, 3, 256},
-                          {7, 800, 40, 64},
+                          {3, 2048, 40, 64},
                           {4, 1504, 7, 96, DType::kF16, true}};
   for (const Shape& s : shapes)
     for (const int64_t page_size : {0, 16, 1})

@@ -207,7 +207,7 @@ def accuracy_block():
     of_tensors = ", ".join(f"{tensor} {missed.count(tensor)}" for tensor in dict.fromkeys(missed))
     peers = ", ".join(f"{peer} {mean([r['rms_ratio'] for r in rows if r['peer'] == peer and r['tensor'] == 'o' and r['rms_ratio']]):.2f}" for peer in dict.fromkeys(row["peer"] for row in rows))
     first = judged[0]
-    return (prose(f"[accuracy.json](accuracy.json), `fattn check --accuracy` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: RMS error and largest error over the peer's, "
+    return (prose(f"[accuracy.json](accuracy.json), `fattn check --accuracy` on {', '.join(dict.fromkeys(row['device'] for row in judged))}, fattn {first['fattn']}, torch {first['torch']}: RMS error and largest error over the peer's, "
                   f"the worst of what each field stands for, against FlashAttention-2 where torch has it, else against an emulation of its rounding. {len(judged)} ratios, {len(missed)} of them "
                   f"miss a goal ({of_tensors}). RMS error of o over each peer's, geometric means: {peers}. By sigma, of o:") + "\n" + grid(["dtype, headdim"] + [f"sigma {sigma:g}" for sigma in sigmas], lines)
             + "\nBy option, over all sigmas:\n\n" + grid(["option", "o", "dq", "dk", "dv"], options))

@@ -37,7 +37,7 @@ def append(name):
 
 def cascade(name):
     lines = [[f"{row['batch']} x {row['own']} behind {row['prefix']}", row["call"], microseconds(row["time_median_s"]), f"{row['speedup']:.2f}x"] for row in rows_of(name, "cascade")]
-    return grid(["sequences", "call", "us", "of plain"], lines)
+    return grid(["sequences", "call", "us", "times as fast"], lines)
 
 
 def prefill(name):

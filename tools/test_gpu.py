@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu, test_cuda_algorithms_gpu, test_cuda_decode_gpu, test_cuda_pages_gpu, test_cuda_dropout_gpu, test_cuda_rows_gpu, test_cuda_values_gpu, test_ops_gpu,
+"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu, test_cuda_algorithms_gpu, test_cuda_decode_gpu, test_cuda_pages_gpu, test_cuda_batch_invariant_gpu, test_cuda_dropout_gpu, test_cuda_rows_gpu, test_cuda_values_gpu, test_ops_gpu,
 test_ops_training_gpu, test_ops_training_rows_gpu, test_ops_process_sum_gpu, test_gpt2_gpu, test_gpt2_train_gpu and test_gpt2_group_gpu, and compute-sanitizer on a subset.
 Accuracy beside FlashAttention-2 and the time by the values in a call, through the PyTorch of the Python that FATTN_TORCH_PYTHON names, or of python3.
 Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
@@ -63,7 +63,7 @@ def stages(fattn, tests, sanitizer, package):
         Stage("v1", f"{check} --algorithm v1", count_check, 1200),
         Stage("level75", f"{check} --cuda-level 75 --dtype fp16", count_check, 1200),
     ]
-    for name in ("test_cuda_gpu", "test_cuda_v3_gpu", "test_cuda_algorithms_gpu", "test_cuda_decode_gpu", "test_cuda_pages_gpu", "test_cuda_dropout_gpu", "test_cuda_rows_gpu", "test_cuda_values_gpu", "test_ops_gpu", "test_ops_training_gpu", "test_ops_training_rows_gpu", "test_ops_process_sum_gpu", "test_gpt2_gpu", "test_gpt2_train_gpu", "test_gpt2_group_gpu"):
+    for name in ("test_cuda_gpu", "test_cuda_v3_gpu", "test_cuda_algorithms_gpu", "test_cuda_decode_gpu", "test_cuda_pages_gpu", "test_cuda_batch_invariant_gpu", "test_cuda_dropout_gpu", "test_cuda_rows_gpu", "test_cuda_values_gpu", "test_ops_gpu", "test_ops_training_gpu", "test_ops_training_rows_gpu", "test_ops_process_sum_gpu", "test_gpt2_gpu", "test_gpt2_train_gpu", "test_gpt2_group_gpu"):
         run = (
             f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/{name}.xml\" '{tests}/{name}' || status=$?\n"
             'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'

@@ -1,4 +1,4 @@
-// fp32 rows in shared memory as operands of bf16 matrix instructions: every number is the sum of three bf16, exactly.
+// fp32 rows in shared memory as operands of bf16 matrix instructions: every number is the sum of three bf16, exactly from 2^-110 on, below to 2^-134.
 //
 // bf16 has the range of fp32, so no factor is needed that would follow from the other numbers of a tile (tile/split_tile.h): the parts of a number
 // are its own. A product of two numbers is six of their parts; those that are left out are some 2^-23 of it. The first part is cut off, so that it is

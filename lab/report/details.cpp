@@ -121,18 +121,21 @@ Section accuracy(const Material& m) {
   Section section{"accuracy", words(Text::kAccuracy), {}};
   for (const Input& input : m.accuracy) {
     int met = 0, missed = 0;
-    std::string device;
+    std::vector<std::string> devices;
     std::map<std::tuple<std::string, std::string, std::string>, Ratios> groups;
     const std::vector<JsonPart> rows = rows_of(input);
     for (const JsonPart& row : rows) {
       const std::string goal = row.text("goal", "none");
       met += goal == "met", missed += goal == "missed";
-      device = row.text("device", device);
+      if (std::string device = row.text("device", ""); std::find(devices.begin(), devices.end(), device) == devices.end())
+        devices.push_back(std::move(device));
       if (const auto ratio = row.maybe("rms_ratio"); ratio && *ratio > 0)
         groups[{row.text("dtype"), row.text("peer"), row.text("tensor")}].values.push_back(*ratio);
     }
+    std::string measured_on;
+    for (const std::string& device : devices) measured_on += (measured_on.empty() ? "" : ", ") + device;
     section.blocks.push_back(
-        Block::paragraph(words(Text::kAccuracyText, {std::to_string(rows.size()), clean(device), std::to_string(met), std::to_string(missed)})));
+        Block::paragraph(words(Text::kAccuracyText, {std::to_string(rows.size()), clean(measured_on), std::to_string(met), std::to_string(missed)})));
     PageTable table;
     table.caption = words(Text::kAccuracyTable);
     for (const Text head : {Text::kHeadDtype, Text::kHeadPeer, Text::kHeadTensor, Text::kHeadRatios, Text::kMean, Text::kHeadLargest})

@@ -87,7 +87,8 @@ Page page_of(const Material& m) {
     last = std::max(last, date);
   }
   for (const std::vector<Input>* list : {&m.accuracy, &m.values})
-    for (const Input& input : *list) add(machines, clean(JsonPart(input.json.front(), "'" + input.file + "': [0]").text("device", "")));
+    for (const Input& input : *list)
+      for (const JsonPart& row : rows_of(input)) add(machines, clean(row.text("device", "")));
   const bool nothing_raced = machines.empty();
   for (const std::vector<Input>* list : {&m.when, &m.predict, &m.memory, &m.calibration})
     for (const Input& input : *list) {

@@ -26,7 +26,7 @@ struct DecodeWork {
   const float* sinks;  // of each query head, of specialisations that have them
   long long sinks_stride;
 
-  // Of specialisations that share sequences by their lengths. `splits` are the CTAs of a key head then, and parts lie (nheads_k, parts, rows, ...).
+  // Of specialisations that share sequences by their lengths. `splits` are the CTAs of a key head then; PartPlace has the places of parts.
   DecodeParts* parts;  // (batch): written by the first kernel; null: `splits` is 1
 };
 

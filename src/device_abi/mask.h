@@ -5,7 +5,7 @@ namespace fattn::core {
 
 // Every mask is a range of keys a row, and its ends never fall from row to row: row i sees the keys [visible_begin(i), visible_end(i)), those with
 // i + seqlen_k - seqlen_q - window_left <= j <= i + seqlen_k - seqlen_q + window_right (bottom-right aligned). -1 is no limit on that side; causal is
-// a window_right of 0, whatever window_right says. Limits are below the lengths (src/problem makes larger ones -1), so that no sum overflows.
+// a window_right of 0, whatever window_right says. Limits are below the lengths, or 2^30 at most (src/problem), so that no sum overflows.
 template <class Int>
 struct BasicMask {
   Int seqlen_q;

@@ -7,6 +7,7 @@ import torch.distributed as distributed
 
 from .._attention import attention
 from .._core import autocast
+from .._options import flag
 from ._blocks import join_sinks, merge_into
 from ._compute import accumulator
 from ._ranks import ranks_of
@@ -29,6 +30,7 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: A
     Returns:
         o, and with `return_lse` lse, as `fattn.attention` of all keys, on every rank the same bits.
     """
+    return_lse = flag("return_lse", return_lse)
     ranks = ranks_of(group)
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q.device.type, q, k, v)

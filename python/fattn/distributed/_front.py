@@ -79,7 +79,7 @@ def ring_attention(
         over ranks by whoever sums those of other parameters.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: on every rank, naming the rank and what it gave, before anything is sent.
+        TypeError, ValueError, NotImplementedError: on every rank, naming the rank and what it gave, before anything is sent; of return_lse on that rank alone.
         RuntimeError: a rank has ended, or did not answer in time; it is named.
     """
     return_lse = flag("return_lse", return_lse)

@@ -29,7 +29,8 @@ RegisterFacts facts_of(const Problem& problem, const V2Target& target) {
   return register_facts(problem, pair_features(problem), target.arch, target.level);
 }
 
-// Under batch_invariant: nothing is asked for that another call with the same rows may have otherwise.
+// Under batch_invariant: steps and blocks of keys are those of every call with the same rows, `few`, which asks for seqlen_q, has those of the
+// others.
 int choose_own_row(const Problem& problem, const V2Target& target) {
   const PairFeatures pair = pair_features(problem);
   const bool f32 = problem.dtype == DType::kF32, heavy = fattn::core::cuda::heavy(pair);

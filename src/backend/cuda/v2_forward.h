@@ -29,8 +29,8 @@ struct V2ForwardTile {
 
 // A row of the table of tiles (tiles/v2_forward.h): for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. The first row is
 // taken whose CTAs, as many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits. Under
-// batch_invariant the bits follow from exact_n and block_n (in fp32 from nothing of a tile), so which row it is must not follow from more than the
-// device, the dtype, the options and the headdims.
+// batch_invariant the bits follow from exact_n and block_n (in fp32 from nothing of a tile), so these must not follow from more than the device, the
+// dtype, the options and the headdims.
 struct V2ForwardRow {
   int level = 0, headdim = 0;
   bool causal = true;  // also under a causal mask or in a window

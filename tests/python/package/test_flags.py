@@ -28,6 +28,7 @@ FRONTS = {
     "numpy.backward": (lambda **flags: fattn.numpy.backward(ARRAY, ARRAY, ARRAY, ARRAY, O.numpy(), LSE.numpy(), **flags), ("causal",)),
     "support": (lambda **flags: fattn.support(X.shape, X.shape, **flags), ("causal", "deterministic")),
     "ring_attention": (lambda **flags: distributed.ring_attention(X, X, X, **flags), ("causal", "return_lse", "deterministic")),
+    "decode_attention": (lambda **flags: distributed.decode_attention(X, X, X, **flags), ("return_lse",)),
     "flash_attn_func": (lambda **flags: flash.flash_attn_func(X, X, X, **flags), ("causal",)),
 }
 CASES = [(front, name) for front, (_, names) in FRONTS.items() for name in names]
