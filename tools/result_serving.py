@@ -1,4 +1,4 @@
-"""Tables of serving, from the record of tools/bench_serving.py."""
+"""Tables of serving, from the records of tools/bench_serving.py and tools/bench_pages.py."""
 from result_records import grid, load, microseconds
 
 
@@ -22,16 +22,15 @@ def pages(name):
     return grid(["batch", "keys", "us", "over contiguous"], lines)
 
 
+def pages_with_launch(name):
+    """Calls of the command line, not replays of a graph."""
+    lines = [[row["call"], keys_of(row), microseconds(row["time_median_s"]), f"{row['over_contiguous']:.2f}"] for row in load(name)["rows"]]
+    return grid(["call", "keys", "us", "over contiguous"], lines)
+
+
 def append(name):
-    lines, alone = [], {}
-    for row in rows_of(name, "append"):
-        where = (row["batch"], row["page_size"])
-        if row["call"] == "alone":
-            alone[where] = row["time_median_s"]
-    for row in rows_of(name, "append"):
-        if row["call"] == "append":
-            before = alone[row["batch"], row["page_size"]]
-            lines.append([str(row["batch"]), keys_of(row), microseconds(before), microseconds(row["time_median_s"]), f"{1e6 * (row['time_median_s'] - before):.1f}"])
+    lines = [[str(row["batch"]), keys_of(row), microseconds(row["time_median_s"] - row["over_alone_s"]), microseconds(row["time_median_s"]), f"{1e6 * row['over_alone_s']:.1f}"]
+             for row in rows_of(name, "append") if row["call"] == "append"]
     return grid(["batch", "keys", "decode alone, us", "with append", "over alone, us"], lines)
 
 

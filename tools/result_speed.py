@@ -1,6 +1,6 @@
 """Tables of speed for the pages of docs/results, each from its records: a function makes a block, `blocks` says which page has it."""
 from result_records import PASS_NAMES, PASSES, column_name, date_of, grid, link, load, mean, microseconds, prose, who
-from result_training import pages
+from result_serving import pages_with_launch
 
 COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
 ALL_COLUMNS = [(headdim, causal) for headdim in (64, 96, 128, 192, 256) for causal in (False, True)]
@@ -281,7 +281,7 @@ def blocks():
         "hopper": {"suite": suite("h100-suite"), "suites": suites(SUITES), "fp16": fp16(SUITES[:2]), "algorithms": algorithms([f"h200-algorithms-b4-s{n}" for n in LENGTHS]),
                    "headline": headline("h200-headline"), "headdims": headdims("h100-v3-headdims"), "sigma": sigma("h200-v3-sigma"), "wild": wild("h200-v3-more"),
                    "fp32": fp32("h200-fp32-shapes"), "first-call": first_call("h100-first-call"), "tune": tune(("h100-v3-backward-tune", "h200-v3-backward-tune"))},
-        "decode": {"decode": decode("h200-decode"), "decode-suite": decode_suite("h200-suite-decode"), "decode-cpu": decode_cpu(CPU_SUITES), "decode-pages": pages("h200-pages")},
+        "decode": {"decode": decode("h200-decode"), "decode-suite": decode_suite("h200-suite-decode"), "decode-cpu": decode_cpu(CPU_SUITES), "decode-pages": pages_with_launch("h200-pages")},
         "peers": {"peers": compared(("h200-peers-b4-s4096-d64", "h200-peers-b4-s4096-d128")),
                   "packages": compared(("h200-flash-attention-4-d64", "h200-flash-attention-4-d128", "h200-xformers")),
                   "transformers": transformers("h200-gpt2"), "python": python("h200-python")},

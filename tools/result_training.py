@@ -1,5 +1,5 @@
-"""Tables of training, of paged caches and of ring attention, from their records."""
-from result_records import grid, load, microseconds
+"""Tables of training and of ring attention, from their records."""
+from result_records import grid, load
 
 ALGORITHMS = {"auto": "automatic"}
 
@@ -43,14 +43,6 @@ def several_gpus(name):
         lines.append([f"{row['batch']} x {row['seqlen']}", str(together["ranks"]), f"{together['alone_tokens_per_s']:,.0f}", f"{together['tokens_per_s']:,.0f}",
                       f"{100 * together['efficiency']:.1f} %", f"{together['largest_difference_of_losses']:.1e} in {row['steps']} steps"])
     return grid(["sequences x tokens of each", "GPUs", "one alone, tokens/s", "together", "of as many alone", "losses apart"], lines)
-
-
-def pages(name):
-    lines = []
-    for row in load(name)["rows"]:
-        size = f"pages of {row['page_size']}" if row["page_size"] else "contiguous"
-        lines.append([row["call"], size, microseconds(row["time_median_s"]), f"{row['over_contiguous']:.2f}"])
-    return grid(["call", "keys", "us", "over contiguous"], lines)
 
 
 def ring(name):

@@ -127,15 +127,12 @@ Section accuracy(const Material& m) {
     for (const JsonPart& row : rows) {
       const std::string goal = row.text("goal", "none");
       met += goal == "met", missed += goal == "missed";
-      if (std::string device = row.text("device", ""); std::find(devices.begin(), devices.end(), device) == devices.end())
-        devices.push_back(std::move(device));
+      add_once(devices, clean(row.text("device", "")));
       if (const auto ratio = row.maybe("rms_ratio"); ratio && *ratio > 0)
         groups[{row.text("dtype"), row.text("peer"), row.text("tensor")}].values.push_back(*ratio);
     }
-    std::string measured_on;
-    for (const std::string& device : devices) measured_on += (measured_on.empty() ? "" : ", ") + device;
-    section.blocks.push_back(
-        Block::paragraph(words(Text::kAccuracyText, {std::to_string(rows.size()), clean(measured_on), std::to_string(met), std::to_string(missed)})));
+    section.blocks.push_back(Block::paragraph(
+        words(Text::kAccuracyText, {std::to_string(rows.size()), words.list(devices), std::to_string(met), std::to_string(missed)})));
     PageTable table;
     table.caption = words(Text::kAccuracyTable);
     for (const Text head : {Text::kHeadDtype, Text::kHeadPeer, Text::kHeadTensor, Text::kHeadRatios, Text::kMean, Text::kHeadLargest})

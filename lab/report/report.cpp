@@ -74,27 +74,24 @@ Page page_of(const Material& m) {
   const Words& words = m.words;
   std::vector<std::string> machines, versions;
   std::string first, last;
-  const auto add = [](std::vector<std::string>& all, const std::string& one) {
-    if (!one.empty() && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-  };
   for (const MeasuredRecord& record : m.records) {
     const JsonPart environment(record.environment, "environment");
     for (const RowOfRecord& row : record.rows)
-      if (row.ours || record.rows.size() == 1) add(machines, words.device(device_of(record, row)));
-    add(versions, clean(environment.text("library_version", "")));
+      if (row.ours || record.rows.size() == 1) add_once(machines, words.device(device_of(record, row)));
+    add_once(versions, clean(environment.text("library_version", "")));
     const std::string date = environment.text("date", "").substr(0, 10);
     if (first.empty() || date < first) first = date;
     last = std::max(last, date);
   }
   for (const std::vector<Input>* list : {&m.accuracy, &m.values})
     for (const Input& input : *list)
-      for (const JsonPart& row : rows_of(input)) add(machines, clean(row.text("device", "")));
+      for (const JsonPart& row : rows_of(input)) add_once(machines, clean(row.text("device", "")));
   const bool nothing_raced = machines.empty();
   for (const std::vector<Input>* list : {&m.when, &m.predict, &m.memory, &m.calibration})
     for (const Input& input : *list) {
       const JsonPart whole(input.json, "'" + input.file + "'"), environment = whole.object("environment"), machine = whole.object("machine");
-      if (nothing_raced) add(machines, clean(machine.text("GPU", machine.text("name", device_named(whole)))));
-      add(versions, clean(environment.text("library_version", "")));
+      if (nothing_raced) add_once(machines, clean(machine.text("GPU", machine.text("name", device_named(whole)))));
+      add_once(versions, clean(environment.text("library_version", "")));
       const std::string date = environment.text("date", "").substr(0, 10);
       if (!date.empty() && (first.empty() || date < first)) first = date;
       last = std::max(last, date);
@@ -124,6 +121,10 @@ Page page_of(const Material& m) {
 }
 
 }  // namespace
+
+void add_once(std::vector<std::string>& all, const std::string& one) {
+  if (!one.empty() && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+}
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1); }
 

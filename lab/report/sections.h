@@ -45,5 +45,6 @@ int look_for(const std::string& contestant, const std::vector<std::string>& all)
 std::string file_name(const std::string& text);  // of a figure: small letters, digits and dashes
 Block repeating(const Words& words, const std::vector<const MeasuredRecord*>& records);
 std::string base_name(const std::string& path);
+void add_once(std::vector<std::string>& all, const std::string& one);  // behind them, if it is some text that none of them is
 
 }  // namespace fattn::lab::report
