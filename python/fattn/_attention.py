@@ -136,8 +136,7 @@ def attention(
     """
     if unknown:
         raise unknown_options("fattn.attention", unknown, options_of(attention))
-    if not ((causal is False or causal is True) and (return_lse is False or return_lse is True) and (return_dropout_state is False or return_dropout_state is True)
-            and (batch_invariant is False or batch_invariant is True) and (deterministic is None or deterministic is False or deterministic is True)):
+    if not (type(causal) is type(return_lse) is type(return_dropout_state) is type(batch_invariant) is bool and (deterministic is None or type(deterministic) is bool)):
         causal, return_lse, return_dropout_state, batch_invariant, deterministic = flags(
             causal=causal, return_lse=return_lse, return_dropout_state=return_dropout_state, batch_invariant=batch_invariant, deterministic=deterministic)
     if (cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None
