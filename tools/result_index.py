@@ -13,6 +13,7 @@ WORDS = {
     "h200-fp32-shapes": "fp32 beside PyTorch's memory-efficient backend", "h200-fp32-v3": "fp32 forward: v3 beside v2, times and errors", "gpt2-small-model": "a small GPT-2 from nothing on system texts: `tools/train_small_model.py`", "h200-gpt2": "GPT-2 of transformers by attention",
     "h200-gpt2-training": "`tools/bench_gpt2_training.py --device cuda`: [GPT2](../GPT2.md#training-on-a-gpu)",
     "h200-gpt2-medium-training": "`tools/bench_gpt2_training.py --device cuda --table`", "h200-pages": "`tools/bench_pages.py`: a paged cache beside a contiguous one",
+    "h200-turns": "the state before routes, tensors and options were lists, and after, in turns", "cpu-turns": "the same on a CPU",
     "h200-serving": "`tools/bench_serving.py`: mixed lengths, pages, append, a shared prefix",
     "h200-gpt2-two-gpus": "`tools/bench_gpt2_training.py --device cuda --ranks 2`: [GPT2](../GPT2.md#many-gpus)",
     "cpu-gpt2-bench": "`tools/bench_gpt2_inference.py --device cpu`: [GPT2](../GPT2.md#on-a-cpu-beside-transformers)",
