@@ -54,17 +54,27 @@ def test_a_suite_keeps_the_problems_that_are_done(schema, fattn, tmp_path):
 
 
 def test_the_passes_that_are_done_are_kept(schema, fattn):
-    # Calls of some milliseconds: of shorter ones a pass has all of its samples before its time is over.
-    arguments = ["bench", "--seqlen", "2048", "--nheads", "2", "--min-time", "4", "--max-time", "4", "--json", "-"]
-    for wait_s in (9, 18, 36):  # a busy machine needs longer for the first pass
+    # Calls of some milliseconds and more: of shorter ones a pass has all of its samples before its time is over.
+    arguments = ["bench", "--seqlen", "4096", "--nheads", "2", "--min-time", "4", "--max-time", "4", "--json", "-"]
+    too_early, too_late, wait_s = 0, None, 10
+    for _ in range(8):  # how long the first pass and the whole take is known only from trying
         process = start(fattn, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(wait_s)
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
-        assert time.monotonic() - begin < ENDS_IN_S and process.returncode == 130
-        if out and "has 0 of" not in said:
-            break
+        try:
+            out, said = process.communicate(timeout=wait_s)
+            assert process.returncode == 0, said
+            too_late = wait_s
+        except subprocess.TimeoutExpired:
+            begin = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=60)
+            if process.returncode == 0:  # it was done already
+                too_late = wait_s
+            else:
+                assert time.monotonic() - begin < ENDS_IN_S and process.returncode == 130
+                if out and "has 0 of" not in said:
+                    break
+                too_early = wait_s
+        wait_s = wait_s * 2 if too_late is None else (too_early + too_late) / 2
     assert said in ("fattn: interrupted; the record has 1 of 3 passes\n", "fattn: interrupted; the record has 2 of 3 passes\n")
     record = json.loads(out)
     schema.validate(record)
