@@ -10,12 +10,17 @@
 namespace fattn {
 
 namespace detail {
-// The same but for where its memory is. A stride along a dimension of one element reaches nothing.
+// The same but for where its memory is. Strides of a tensor without elements, and one along a dimension of one element, reach nothing.
 inline bool is_as_planned(const fattn_tensor& planned, const fattn_tensor& t) {
   if (planned.ndim != t.ndim) return false;
   if (t.ndim == 0) return true;
   bool same = planned.dtype == t.dtype && planned.device_type == t.device_type && planned.device_index == t.device_index;
-  for (int i = 0; i < t.ndim; ++i) same = same && planned.shape[i] == t.shape[i] && (planned.strides[i] == t.strides[i] || t.shape[i] == 1);
+  bool empty = false;
+  for (int i = 0; i < t.ndim; ++i) {
+    same = same && planned.shape[i] == t.shape[i];
+    empty = empty || t.shape[i] == 0;
+  }
+  for (int i = 0; i < t.ndim && !empty; ++i) same = same && (planned.strides[i] == t.strides[i] || t.shape[i] == 1);
   return same;
 }
 inline std::string text_of(const fattn_tensor& t) {
