@@ -211,7 +211,7 @@ TEST(AppendSmall, TensorsThatDoNotFitAreRefusedInWords) {
   p.abi_version = FATTN_ABI_VERSION;
   p.reserved = 1;
   EXPECT_EQ(fattn_append(&p), FATTN_ERROR_INVALID_ARGUMENT);
-  EXPECT_STREQ(fattn_last_error(), "reserved is 1; it must be 0");
+  EXPECT_STREQ(fattn_last_error(), "problem.reserved is 1; it must be 0: clear the struct before it is filled");
 }
 
 // Sizes whose products no number has are of tensors without memory, to which nothing is written.

@@ -192,6 +192,41 @@ TEST(InvalidSmall, StridesAlongOneElementReachNothing) {
   EXPECT_NO_THROW(plan.execute(t, memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64, plan.workspace_bytes()));
 }
 
+TEST(InvalidSmall, StridesOfATensorWithoutElementsReachNothing) {
+  std::vector<float> x(8 * 16, 0.5f);
+  ForwardTensors t;
+  t.q = Tensor(nullptr, DType::kF32, {0, 4, 1, 16});
+  t.k = t.v = Tensor(nullptr, DType::kF32, {0, 8, 1, 16});
+  t.o = Tensor(nullptr, DType::kF32, {0, 4, 1, 16});
+  const Plan plan(t, {});
+  std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
+  void* const workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  t.q = Tensor(x.data(), DType::kF32, {0, 4, 1, 16}, {7, 5, 3, 1});
+  EXPECT_NO_THROW(plan.execute(t, workspace, plan.workspace_bytes()));
+  t.q = Tensor(x.data(), DType::kF32, {0, 5, 1, 16});
+  EXPECT_THROW(plan.execute(t, workspace, plan.workspace_bytes()), Error);
+}
+TEST(InvalidSmall, ReservedMembersStayZero) {
+  const Good good(false, Backend::kAuto);
+  fattn_plan* raw = nullptr;
+  ASSERT_EQ(fattn_plan_create(&good.problem, &raw), FATTN_OK);
+  const std::unique_ptr<fattn_plan, void (*)(fattn_plan*)> owner(raw, fattn_plan_destroy);
+  fattn_buffers b{};
+  b.struct_size = sizeof b;
+  b.reserved = 3;
+  EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(fattn_last_error(), "buffers.reserved is 3; it must be 0: clear the struct before it is filled");
+  fattn_trace trace{};
+  trace.struct_size = sizeof trace;
+  trace.reserved = 1;
+  EXPECT_EQ(fattn_set_trace(&trace), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(fattn_last_error(), "trace.reserved is 1; it must be 0: clear the struct before it is filled");
+  fattn_cpu_info info{};  // the library fills it
+  info.struct_size = sizeof info;
+  info.reserved = 1;
+  EXPECT_EQ(fattn_query_cpu(&info), FATTN_OK);
+}
+
 // Valid, but nothing here can do it.
 TEST(UnsupportedSmall, IsaThatIsNotHere) {
   const fattn_cpu_info cpu = cpu_info();

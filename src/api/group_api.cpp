@@ -35,7 +35,6 @@ fattn_status fattn_group_create(const fattn_group_options* options, fattn_group*
     o.rank = given.rank;
     o.ranks = given.nranks;
     if (given.timeout != 0) o.timeout_s = given.timeout;
-    if (given.reserved != 0) throw Error(ErrorCode::kInvalidArgument, text("reserved is ", given.reserved, "; it must be 0"));
     if (given.device_type != FATTN_DEVICE_CPU && given.device_type != FATTN_DEVICE_CUDA)
       throw Error(ErrorCode::kInvalidArgument,
                   text("device_type is ", given.device_type, "; allowed: FATTN_DEVICE_CUDA (1), and, for one process, FATTN_DEVICE_CPU (0)"));

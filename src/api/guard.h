@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string_view>
+#include <type_traits>
 
 #include "fattn/error.hpp"
 #include "shared/text.h"
@@ -43,13 +44,18 @@ T& checked(T* pointer, const char* name) {
   return *pointer;
 }
 
-// A struct that begins with its size: the size must be one that this library knows.
+// A struct that begins with its size: the size must be one that this library knows. What a caller gives keeps `reserved` at 0, so that a later
+// library may give it a meaning.
 template <class T>
 T& sized(T* pointer, const char* name) {
   checked(pointer, name);
   if (pointer->struct_size != sizeof(T))
     throw Error(ErrorCode::kAbi, text(name, ".struct_size is ", pointer->struct_size, "; this library knows ", sizeof(T), " (ABI version ",
                                       FATTN_ABI_VERSION, "). Set it to sizeof and build against this library's fattn.h"));
+  if constexpr (std::is_const_v<T> && requires { pointer->reserved; })
+    if (pointer->reserved != 0)
+      throw Error(ErrorCode::kInvalidArgument,
+                  text(name, ".reserved is ", pointer->reserved, "; it must be 0: clear the struct before it is filled"));
   return *pointer;
 }
 

@@ -231,7 +231,6 @@ AppendSizes check_append(const fattn_append_problem& g) {
   if (g.interleaved != 0 && g.interleaved != 1) invalid(text("interleaved is ", g.interleaved, "; allowed: 0, 1"));
   if (g.q_positions < FATTN_QUERIES_LAST || g.q_positions > FATTN_QUERIES_TOGETHER)
     invalid(text("q_positions is ", g.q_positions, "; allowed: 0 (last), 1 (first), 2 (together)"));
-  if (g.reserved != 0) invalid(text("reserved is ", g.reserved, "; it must be 0"));
   check_new(g);
   const bool packed = g.cu_seqlens_new.ndim != 0, packed_q = g.cu_seqlens_q.ndim != 0, paged = g.block_table.ndim != 0;
   const int64_t batch = packed ? g.cu_seqlens_new.shape[0] - 1 : g.k.shape[0];

@@ -28,7 +28,6 @@ RotarySizes check(const fattn_rotary_problem& g) {
   check_execution(g.backend, g.cpu_isa, g.num_threads, g.executor);
   for (const auto& [name, value] : {std::pair{"interleaved", g.interleaved}, std::pair{"inverse", g.inverse}})
     if (value != 0 && value != 1) invalid(text(name, " is ", value, "; allowed: 0, 1"));
-  if (g.reserved != 0) invalid(text("reserved is ", g.reserved, "; it must be 0"));
   const bool packed = g.cu_seqlens.ndim != 0;
   const int ndim = packed ? 3 : 4;
   const char* const dimensions = packed ? "(total, nheads, headdim) of packed sequences (cu_seqlens)" : "(batch, seqlen, nheads, headdim)";
