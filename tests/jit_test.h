@@ -21,6 +21,7 @@
 #include "jit/entry.h"
 #include "jit/jit.h"
 #include "temporary_folder.h"
+#include "thrown.h"
 
 namespace fattn::test {
 
@@ -37,17 +38,6 @@ inline bool use_stubs(const char* driver) {
   setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
   setenv("FATTN_CUDA_DRIVER", driver, 1);
   return true;
-}
-
-// What `body` throws, with its code before it.
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-    return "no error";
-  } catch (const Error& error) {
-    return std::to_string(static_cast<int>(error.code())) + " " + error.what();
-  }
 }
 
 // FATTN_CACHE_DIR is a new folder and STUB_NVRTC counts compilations while it lives.

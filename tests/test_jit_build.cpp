@@ -19,7 +19,7 @@ using namespace fattn::core::jit;
 using fattn::test::CacheFolder;
 using fattn::test::Child;
 using fattn::test::Done;
-using fattn::test::error_of;
+using fattn::test::error_thrown_by;
 using fattn::test::expect_contains;
 using fattn::test::in_child;
 using fattn::test::read_file;
@@ -91,8 +91,8 @@ TEST(JitBuild, ManyThreadsCompileOnce) {
 TEST(JitSmallBuild, CompileErrorKeepsTheLog) {
   const CacheFolder folder;
   const Request bad = request("\n#error", "fattn_bad");
-  const std::string message = error_of([&] { build(bad); });
-  expect_contains(message, "8 NVRTC 13.0 (");
+  const std::string message = error_thrown_by([&] { build(bad); });
+  expect_contains(message, "compile: NVRTC 13.0 (");
   expect_contains(message, "did not compile kernel fattn_bad for sm_90a");
   expect_contains(message, "error: #error directive");
   const auto logs = folder.files(".log");
@@ -107,8 +107,8 @@ TEST(JitSmallBuild, CompileErrorKeepsTheLog) {
   EXPECT_EQ(build(request()).origin, Origin::kNvrtc);
   // Where the log cannot be kept, the message has it.
   setenv("FATTN_CACHE_DIR", "/dev/null/x", 1);
-  expect_contains(error_of([&] { build(bad); }), "the log could not be kept");
-  expect_contains(error_of([&] { build(bad); }), "1 error detected");
+  expect_contains(error_thrown_by([&] { build(bad); }), "the log could not be kept");
+  expect_contains(error_thrown_by([&] { build(bad); }), "1 error detected");
 }
 
 TEST(JitSmallBuild, TheFirstLineDescribesTheKernel) {
@@ -127,7 +127,7 @@ TEST(JitSmallBuild, ArchitectureThatNvrtcLacks) {
   const CacheFolder folder;
   Request r = request();
   r.arch = 70;
-  const std::string message = error_of([&] { build(r); });
+  const std::string message = error_thrown_by([&] { build(r); });
   expect_contains(message, "it compiles for sm_75, sm_80");
   EXPECT_EQ(folder.compilations(), 0u);
 }
@@ -154,7 +154,8 @@ TEST(JitFork, WhileAThreadCompiles) {
   std::thread slow([] { build(request("STUB_SLOW fork")); });
   for (int i = 0; i < 200 && folder.compilations() < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(in_child([] { return std::string(name_of(build(request()).origin)); }), "disk cache");
-  expect_contains(in_child([] { return error_of([] { build(request("new in the child")); }); }), "it was forked while NVRTC compiled in its parent");
+  expect_contains(in_child([] { return error_thrown_by([] { build(request("new in the child")); }); }),
+                  "it was forked while NVRTC compiled in its parent");
   slow.join();
   EXPECT_EQ(in_child([] { return std::string(name_of(build(request("new after")).origin)); }), "NVRTC");
 }

@@ -41,7 +41,7 @@ using fattn::core::cuda_device;
 using fattn::core::CudaDevice;
 using fattn::test::CacheFolder;
 using fattn::test::CudaStub;
-using fattn::test::error_of;
+using fattn::test::error_thrown_by;
 using fattn::test::expect_contains;
 using fattn::test::in_child;
 using fattn::test::request;
@@ -116,7 +116,7 @@ TEST(JitLoad, NumberOfKernelsIsBounded) {
   KernelTable table;
   for (uint32_t i = 0; i < KernelTable::kMaxKernels; ++i) table.get(cuda_device(0), key(i), same);
   const int64_t modules = stub().alive("modules");
-  expect_contains(error_of([&] { table.get(cuda_device(0), key(1 << 20), same); }), "2 this process has loaded 4096 kernels");
+  expect_contains(error_thrown_by([&] { table.get(cuda_device(0), key(1 << 20), same); }), "unsupported: this process has loaded 4096 kernels");
   EXPECT_EQ(stub().alive("modules"), modules) << "the one too many is not kept";
   EXPECT_NO_THROW(table.get(cuda_device(0), key(3), same));
 }
@@ -205,8 +205,8 @@ TEST(JitLoadSmall, RefusedFromTheDiskIsTakenFromThePack) {
 TEST(JitLoadSmall, RefusedFromAllIsAnError) {
   const CacheFolder folder;
   KernelTable table;
-  const std::string error = error_of([&] { table.get(cuda_device(0), key(1), refused); });
-  expect_contains(error, "8 the driver (CUDA 13.0) refuses kernel fattn_test for sm_90a on device 0");
+  const std::string error = error_thrown_by([&] { table.get(cuda_device(0), key(1), refused); });
+  expect_contains(error, "compile: the driver (CUDA 13.0) refuses kernel fattn_test for sm_90a on device 0");
   expect_contains(error, "from NVRTC: CUDA");
   EXPECT_EQ(table.size(), 0u);
   EXPECT_EQ(table.get(cuda_device(0), key(1), same).name, "fattn_test") << "the table goes on";
@@ -215,7 +215,8 @@ TEST(JitLoadSmall, RefusedFromAllIsAnError) {
 TEST(JitLoadSmall, CompileErrorLeavesTheTableUsable) {
   const CacheFolder folder;
   KernelTable table;
-  expect_contains(error_of([&] { table.get(cuda_device(0), key(1), [](const KernelKey&) { return request("\n#error"); }); }), "8 NVRTC 13.0");
+  expect_contains(error_thrown_by([&] { table.get(cuda_device(0), key(1), [](const KernelKey&) { return request("\n#error"); }); }),
+                  "compile: NVRTC 13.0");
   EXPECT_EQ(table.size(), 0u);
   EXPECT_NO_THROW(table.get(cuda_device(0), key(1), same));
 }
@@ -224,7 +225,7 @@ TEST(JitLoadSmall, OutOfMemoryWhileLoading) {
   const CacheFolder folder;
   KernelTable table;
   stub().fault("cuModuleLoadDataEx", 2, 1);
-  expect_contains(error_of([&] { table.get(cuda_device(0), key(1), same); }), std::to_string(FATTN_ERROR_OUT_OF_MEMORY) + " ");
+  expect_contains(error_thrown_by([&] { table.get(cuda_device(0), key(1), same); }), "out_of_memory: ");
   EXPECT_EQ(table.size(), 0u);
   EXPECT_EQ(table.get(cuda_device(0), key(1), same).origin, Origin::kDisk) << "the cubin was fine";
 }
@@ -234,7 +235,7 @@ TEST(JitLoadSmall, FailureAfterLoadingUnloads) {
   KernelTable table;
   const int64_t modules = stub().alive("modules");
   stub().fault("cuFuncGetAttribute", 999, 1);
-  EXPECT_NE(error_of([&] { table.get(cuda_device(1), key(1), same); }), "no error");
+  EXPECT_NE(error_thrown_by([&] { table.get(cuda_device(1), key(1), same); }), "nothing was thrown");
   EXPECT_EQ(stub().alive("modules"), modules);
 }
 
@@ -242,7 +243,7 @@ TEST(JitLoadFork, ChildGetsAClearError) {
   const CacheFolder folder;
   static KernelTable table;
   table.get(cuda_device(0), key(1), same);
-  const std::string answer = in_child([] { return error_of([] { table.get(cuda_device(0), key(77), same); }); });
+  const std::string answer = in_child([] { return error_thrown_by([] { table.get(cuda_device(0), key(77), same); }); });
   expect_contains(answer, "fork");
 }
 

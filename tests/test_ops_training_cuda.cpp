@@ -140,18 +140,18 @@ TEST_F(TrainingCuda, ProductsAreRoundedOnce) {
 }
 
 TEST_F(TrainingCuda, SaysWhatItDoesNot) {
-  expect_contains(test::error_of([] {
+  expect_contains(test::error_thrown_by([] {
                     ops::Plan<Product>({4, 4, 4, false, false, DType::kF16, DType::kBF16, DType::kF32}, kGpu);
                   }),
                   "a product of fp16 and bf16");
   std::vector<char> memory(1 << 12);
-  expect_contains(test::error_of([&] {
+  expect_contains(test::error_thrown_by([&] {
                     run(Product{4, 4, 4}, kGpu, {4, memory.data(), memory.data(), nullptr, nullptr, memory.data(), 3});
                   }),
                   "an inner dimension of 3");
   const ops::Plan<AdamWStep> step({10}, kGpu);
   stub().fault("cuLaunchKernelEx", 1, 1);
-  expect_contains(test::error_of([&] { step.execute({10}); }), "launching fattn_ops_adamw");
+  expect_contains(test::error_thrown_by([&] { step.execute({10}); }), "launching fattn_ops_adamw");
 }
 
 TEST_F(TrainingCuda, LossesComeInPartsOfTheRows) {
