@@ -125,13 +125,13 @@ TEST(BatchInvariantCudaSmall, BitsFollowFromOptionsAndWidthsAlone) {
 }
 
 TEST(BatchInvariantCudaSmall, RowsOfOneKindHaveTheSameSteps) {
-  std::map<std::tuple<int, int, bool, bool, bool>, std::pair<int, int>> kinds;
+  std::map<std::tuple<int, int, bool, bool>, std::pair<int, int>> kinds;
   size_t own = 0;
   for (const V2ForwardRow& row : v2_forward_rows()) {
     if (!row.own) continue;
     ++own;
     const std::pair<int, int> steps = row.f32 ? std::pair{row.tile.step_n, 0} : std::pair{row.tile.exact_n, row.tile.block_n};
-    const auto [at, is_new] = kinds.try_emplace({row.level, row.f32 ? 0 : row.headdim, row.f32, row.heavy, row.staged}, steps);
+    const auto [at, is_new] = kinds.try_emplace({row.level, row.f32 ? 0 : row.headdim, row.f32, row.heavy}, steps);
     EXPECT_EQ(at->second, steps) << row.headdim;
     if (row.f32) {
       EXPECT_FALSE(row.tile.queries_in_registers);
