@@ -42,7 +42,10 @@ Outcome run_workers_erased(const std::optional<fattn_executor>& host, int worker
     const int32_t status = host->parallel(host->context, workers, run_counted, &call);
     return {status, call.ran.load(std::memory_order_relaxed)};
   }
-  run_on_pool(workers, CpuMask::current(), run_marked, &call);
+  if (workers == 1)
+    run_marked(&call, 0);  // no thread but this one, so that nobody asks the system where it may run
+  else
+    run_on_pool(workers, CpuMask::current(), run_marked, &call);
   return {0, workers};
 }
 

@@ -4,11 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace fattn::core {
 namespace {
-constexpr int kWordBits = static_cast<int>(sizeof(unsigned long)) * 8;
+constexpr int kWordBytes = static_cast<int>(sizeof(unsigned long)), kWordBits = 8 * kWordBytes;  // the kernel's sets are made of these
 }
 
 // The system call itself and not sched_getaffinity(): it says how many bytes it wrote, so comparing and counting touch a
@@ -27,11 +28,11 @@ CpuMask CpuMask::of(const std::vector<int>& cpus) {
     if (cpu < 0 || cpu >= kMaxBytes * 8) return CpuMask();
     last = std::max(last, cpu);
   }
-  mask.bytes_ = (last + kWordBits) / kWordBits * (kWordBits / 8);
+  mask.bytes_ = (last + kWordBits) / kWordBits * kWordBytes;
   std::memset(mask.bits_, 0, static_cast<size_t>(mask.bytes_));
   for (int cpu : cpus) {
-    unsigned long word;  // the kernel's sets are made of these
-    unsigned char* at = mask.bits_ + cpu / kWordBits * (kWordBits / 8);
+    unsigned long word;
+    unsigned char* at = mask.bits_ + cpu / kWordBits * kWordBytes;
     std::memcpy(&word, at, sizeof word);
     word |= 1ul << (cpu % kWordBits);
     std::memcpy(at, &word, sizeof word);
@@ -41,7 +42,11 @@ CpuMask CpuMask::of(const std::vector<int>& cpus) {
 
 int CpuMask::count() const noexcept {
   int total = 0;
-  for (int i = 0; i < bytes_; ++i) total += __builtin_popcount(bits_[i]);
+  for (int i = 0; i < bytes_; i += kWordBytes) {
+    unsigned long word;
+    std::memcpy(&word, bits_ + i, sizeof word);
+    total += std::popcount(word);
+  }
   return total;
 }
 
