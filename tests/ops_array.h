@@ -11,6 +11,7 @@
 
 #include "fattn/types.hpp"
 #include "shared/half.h"
+#include "unit_of.h"
 
 namespace fattn::test {
 
@@ -50,13 +51,11 @@ struct Array {
   std::unique_ptr<char, Free> memory;
 };
 
-inline double unit(DType dtype) { return dtype == DType::kF32 ? 0x1p-24 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8; }
-
 // `allowed` of a result of size `scale`: rounding of the sums, and of the result.
 inline void expect_near(const Array& got, const Array& expected, double allowed) {
   for (size_t i = 0; i < got.count; ++i) {
     const double error = std::abs(got.at(i) - expected.at(i));
-    ASSERT_TRUE(error <= allowed + 2 * unit(got.dtype) * std::abs(expected.at(i)))
+    ASSERT_TRUE(error <= allowed + 2 * unit_of(got.dtype) * std::abs(expected.at(i)))
         << "element " << i << ": " << got.at(i) << ", not " << expected.at(i);
   }
 }

@@ -16,6 +16,7 @@
 #include "testing/numbers.h"
 #include "testing/random.h"
 #include "thrown.h"
+#include "unit_of.h"
 
 namespace fattn::test {
 
@@ -158,10 +159,6 @@ class DeviceTensors {
   std::vector<cuda::Buffer> memory_;
   std::vector<RowTensor> tensors_;
 };
-
-inline double unit_of(DType dtype) {
-  return dtype == DType::kF32 ? 0x1p-24 : dtype == DType::kF16 ? 0x1p-11 : dtype == DType::kBF16 ? 0x1p-8 : 0x1p-53;
-}
 
 // Whether `got` is `expected` (in float64), but for sums of numbers up to `size` in fp32, and one rounding.
 inline void expect_close(const RowTensor& got, const RowTensor& expected, double size, const std::string& what) {

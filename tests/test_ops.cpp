@@ -22,7 +22,7 @@ using fattn::Isa;
 using fattn::core::cpu_info;
 using fattn::test::Array;
 using fattn::test::expect_near;
-using fattn::test::unit;
+using fattn::test::unit_of;
 
 template <class Problem>
 void run(const Problem& problem, const Device& device, const typename Problem::Buffers& buffers) {
@@ -116,8 +116,8 @@ TEST_P(OpsSmall, EmbeddingKeysAndValues) {
   for (const int on : {0, 1})
     run(KeysValues{3, 2, 1, 8, dtype(), true, 10000}, on ? device() : reference,
         {3, qkv[on].as<void>(), position, slots, k[on].as<void>(), v[on].as<void>()});
-  expect_near(qkv[1], qkv[0], unit(DType::kF32) * 8);
-  expect_near(k[1], k[0], unit(DType::kF32) * 8);
+  expect_near(qkv[1], qkv[0], unit_of(DType::kF32) * 8);
+  expect_near(k[1], k[0], unit_of(DType::kF32) * 8);
   expect_near(v[1], v[0], 0);
   EXPECT_NE(k[0].at(5 * 8), 0);
 }

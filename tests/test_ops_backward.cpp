@@ -21,7 +21,7 @@ using fattn::DType;
 using fattn::Isa;
 using fattn::core::cpu_info;
 using fattn::test::Array;
-using fattn::test::unit;
+using fattn::test::unit_of;
 
 const Device kExact{Place::kReference};
 
@@ -39,7 +39,7 @@ void expect_close(const Array& got, const Array& expected, double allowed, const
   ASSERT_GT(scale, 0) << what;
   for (size_t i = 0; i < got.count; ++i) {
     const double error = std::abs(got.at(i) - expected.at(i));
-    ASSERT_TRUE(error <= allowed * scale + 2 * unit(got.dtype) * std::abs(expected.at(i)))
+    ASSERT_TRUE(error <= allowed * scale + 2 * unit_of(got.dtype) * std::abs(expected.at(i)))
         << what << " " << i << ": " << got.at(i) << ", not " << expected.at(i) << ", scale " << scale;
   }
 }
@@ -142,7 +142,7 @@ class OpsBackwardSmall : public testing::TestWithParam<Way> {
     }
   }
   // Of a sum of n products in fp32, whose parts are of either sign, beside the largest of many such sums.
-  static double of_sum(int64_t n) { return 4 * unit(DType::kF32) * std::sqrt(static_cast<double>(n)); }
+  static double of_sum(int64_t n) { return 4 * unit_of(DType::kF32) * std::sqrt(static_cast<double>(n)); }
 };
 
 TEST_P(OpsBackwardSmall, Product) {
@@ -247,7 +247,7 @@ TEST_P(OpsBackwardSmall, Rotary) {
     });
     run(Rotary{rows, 3, 16, stride, dtype(), 10000, back}, device(1), {rows, there.as<void>(), position.data()});
   }
-  expect_close(there, x, 4 * unit(dtype()), "there and back");
+  expect_close(there, x, 4 * unit_of(dtype()), "there and back");
 }
 
 TEST_P(OpsBackwardSmall, CrossEntropy) {
@@ -288,7 +288,7 @@ TEST_P(OpsBackwardSmall, Optimizer) {
   EXPECT_EQ(sums[1], sums[2]);
   Array v(DType::kF32, n, 4);
   for (size_t k = 0; k < n; ++k) v.set(k, v.at(k) * v.at(k));
-  compare({Array(DType::kF32, n, 2), Array(DType::kF32, n, 3), v, Array(dtype(), n)}, 4 * unit(DType::kF32), "step",
+  compare({Array(DType::kF32, n, 2), Array(DType::kF32, n, 3), v, Array(dtype(), n)}, 4 * unit_of(DType::kF32), "step",
           [&](const Device& on, std::vector<Array>& d) {
             AdamWStep::Buffers b{
                 static_cast<int64_t>(n), gradient.as<float>(), d[0].as<float>(), d[1].as<float>(), d[2].as<float>(), d[3].as<void>(), 0.5};

@@ -25,7 +25,7 @@ using test::kReference;
 using test::OnDevice;
 using test::run;
 using test::sums_error;
-using test::unit;
+using test::unit_of;
 
 Array packed(const Linear& p, const ops::Device& on, const Array& weight, bool in_by_out) {
   Array to(p.dtype, packed_bytes(p, on) / size_of(p.dtype));
@@ -80,7 +80,7 @@ TEST_P(OpsGpu, Linear) {
         SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(in) + " x " + std::to_string(out) + ", activation " +
                      std::to_string(static_cast<int>(activation)) + ", y " + std::to_string(y));
         // Where the library has not the activation, it is applied to a rounded number.
-        const double rounded = activation == Activation::kGelu && y == 0 ? 4 * unit(dtype()) : 0;
+        const double rounded = activation == Activation::kGelu && y == 0 ? 4 * unit_of(dtype()) : 0;
         expect_near(linear(p, x, weight, in_by_out, &bias, before, rows), expected, sums_error(in) + rounded);
       }
   }
@@ -156,7 +156,7 @@ TEST_P(OpsGpu, NormAndProductInOne) {
       dv.read(got_v);
       SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(what));
       // A normalised number that is rounded to the other neighbour changes a sum by 0.1 of its unit.
-      const double allowed = 2e-5 + (dtype() == DType::kF32 ? 0 : 8 * unit(dtype()));
+      const double allowed = 2e-5 + (dtype() == DType::kF32 ? 0 : 8 * unit_of(dtype()));
       for (int64_t r = 0; what >= 2 && r < rows; ++r)  // of k and v y need have nothing
         for (int64_t o = heads * headdim; o < out; ++o) y.set(size(r * out + o), 0), got_y.set(size(r * out + o), 0);
       expect_near(got_y, y, allowed);

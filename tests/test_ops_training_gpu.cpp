@@ -26,7 +26,7 @@ using test::run;
 using test::size;
 using test::sums_error;
 using test::twice;
-using test::unit;
+using test::unit_of;
 using test::with;
 
 // The same numbers in fp32.
@@ -138,7 +138,7 @@ TEST_P(TrainingGpu, CrossEntropyGradient) {
     expect_near(got_largest, largest, 4e-6);
     EXPECT_EQ(got_loss.at(0), 0);
     // Gradients of logits are rounded to the dtype: together they are at most 2 scale a row. The smallest numbers of fp16 are 2^-24 apart.
-    const double rounded = dtype() == DType::kF32 ? 0 : unit(dtype());
+    const double rounded = dtype() == DType::kF32 ? 0 : unit_of(dtype());
     const double tiny = dtype() == DType::kF16 ? 0x1p-25 * static_cast<double>(vocab) : 0;
     expect_near(got_dx, dx, 4e-6 + (2 * scale * rounded + tiny) * 3);
     expect_near(got_dweight, dweight, 4e-6 + (rounded * 2 + 0x1p-25 * static_cast<double>(rows)) * 4);
