@@ -30,7 +30,8 @@ std::string nearest(const std::string& given, const std::vector<std::string>& kn
     for (const std::string& name : known)
       if (name.starts_with(given) && (best.empty() || name.size() < best.size())) best = name;
   if (!best.empty()) return best;
-  size_t best_distance = std::min<size_t>(given.size() / 3 + 1, 3);
+  const size_t dashes = std::min(given.find_first_not_of('-'), given.size());  // those of a flag, which are as good in any
+  size_t best_distance = std::min<size_t>((given.size() - dashes) / 3 + 1, 3);
   for (const std::string& name : known)
     if (given.size() <= 100 && distance(given, name) <= best_distance) best_distance = distance(given, name), best = name;
   return best;

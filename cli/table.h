@@ -100,7 +100,7 @@ class Table {
 };
 
 std::string seconds_text(double seconds);   // "12.34 ms", "5.678 us", "1.234 s"
-std::string bytes_text(double bytes);       // MiB
+std::string bytes_text(double bytes);       // MiB; from 1 TiB on larger units
 std::string giga_text(double rate);         // in units of 1e9, without the unit
 std::string percent_text(double fraction);  // "87 %"
 std::string short_text(double value);       // two digits: "1.2e-07"

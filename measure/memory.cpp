@@ -115,8 +115,12 @@ int64_t ResidentPeak::bytes_added() const {
 
 std::string mebibytes(double bytes) {
   char text[48];
-  const double mib = bytes / (1024.0 * 1024.0);
-  std::snprintf(text, sizeof text, mib > 0 && mib < 10 ? "%.3f MiB" : "%.1f MiB", mib);
+  double number = bytes / (1024.0 * 1024.0);
+  const char* unit = "MiB";
+  if (number >= 1024.0 * 1024.0)
+    for (const char* larger : {"GiB", "TiB", "PiB", "EiB"})
+      if (number >= 1024) number /= 1024, unit = larger;
+  std::snprintf(text, sizeof text, number > 0 && number < 10 ? "%.3f %s" : "%.1f %s", number, unit);
   return text;
 }
 

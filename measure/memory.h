@@ -53,6 +53,6 @@ class ResidentPeak {
   int64_t resident_before_ = 0;
 };
 
-std::string mebibytes(double bytes);  // "12.5 MiB"
+std::string mebibytes(double bytes);  // "12.5 MiB"; from 1 TiB on "1.500 TiB", and so on
 
 }  // namespace fattn::measure

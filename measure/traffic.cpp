@@ -13,15 +13,28 @@ constexpr int64_t kProductRows = 256, kProductColumns = 128;  // of a tile of cu
 
 int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
 
+constexpr int64_t kMostBlocks = int64_t{1} << 20;
+
+// The sum of of(first) over blocks of `step` of `n` rows. Of more than kMostBlocks, runs of them count by the mean of their ends, which is exact
+// where `of` grows evenly: off by less than a millionth, and no length takes longer than a moment.
+template <class Of>
+double over_blocks(int64_t n, int64_t step, const Of& of) {
+  const int64_t blocks = parts_of(n, step), run = std::max<int64_t>(1, parts_of(blocks, kMostBlocks));
+  double sum = 0;
+  for (int64_t block = 0; block < blocks; block += run) {
+    const int64_t end = std::min(block + run, blocks);
+    sum += static_cast<double>(end - block) * (of(block * step) + of((end - 1) * step)) / 2;
+  }
+  return sum;
+}
+
 // Pairs of a tile of `rows` queries and a block of `keys` keys with a pair of query and key that is visible, of one head.
 double met(const ProblemSpec& s, int64_t rows, int64_t keys) {
-  double pairs = 0;
-  for (int64_t row = 0; row < s.seqlen_q; row += rows) {
+  return over_blocks(s.seqlen_q, rows, [&](int64_t row) {
     const int64_t last = std::min(row + rows, s.seqlen_q) - 1;
     const int64_t end = s.causal ? std::clamp<int64_t>(last + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
-    pairs += static_cast<double>(parts_of(end, keys));
-  }
-  return pairs;
+    return static_cast<double>(parts_of(end, keys));
+  });
 }
 
 struct Sizes {
@@ -150,13 +163,21 @@ int64_t keys_seen(const ProblemSpec& s, int64_t row) {
   return s.causal ? std::clamp<int64_t>(row + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
 }
 
+// Rows that blocks of `keys` keys meet, in whole blocks of `rows`.
+double rows_met(const ProblemSpec& s, int64_t keys, int64_t rows) {
+  return over_blocks(s.seqlen_k, keys, [&](int64_t key) {
+    const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
+    return static_cast<double>(s.seqlen_q - first / rows * rows);
+  });
+}
+
 Terms cpu_forward(const ProblemSpec& s, Isa isa) {
   const Sizes n(s);
   const int64_t tiles = parts_of(s.seqlen_q, kTile), most = on_amx(s, isa) ? 8 : 4;
   const int64_t of_task = std::clamp<int64_t>(s.batch * s.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1))),
                 rows = kTile * of_task;
-  double keys = 0;
-  for (int64_t row = 0; row < s.seqlen_q; row += rows) keys += static_cast<double>(keys_seen(s, std::min(row + rows, s.seqlen_q) - 1));
+  const double keys =
+      over_blocks(s.seqlen_q, rows, [&](int64_t row) { return static_cast<double>(keys_seen(s, std::min(row + rows, s.seqlen_q) - 1)); });
   return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, n.heads * n.rows * (n.q + n.v + 4)),
           term("k and v read by every task of " + std::to_string(rows) + " queries that sees them", heads(n) * keys, n.q + n.v,
                n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v))};
@@ -178,11 +199,7 @@ Terms cpu_backward(const ProblemSpec& s, Isa isa) {
   const Sizes n(s);
   const int64_t block = on_amx(s, isa) ? 128 : 96, tile = on_amx(s, isa) ? 128 : kTile, width = std::max(s.headdim, s.headdim_v);
   const int64_t super_block = std::clamp<int64_t>(640 * 1024 / 16 / width / block * block, block, 6 * block);
-  double rows = 0;  // that super-blocks meet, in whole tiles
-  for (int64_t key = 0; key < s.seqlen_k; key += super_block) {
-    const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
-    rows += static_cast<double>(s.seqlen_q - first / tile * tile);
-  }
+  const double rows = rows_met(s, super_block, tile);
   const double sums = 4 * static_cast<double>(s.headdim), queries = n.heads * n.rows, reused = n.rows * (n.q + n.v + 8 + sums);
   const bool in_place = s.dtype == DType::kF32;  // dq itself is the sum
   const std::string of_keys = " for every super-block of " + std::to_string(super_block) + " keys";
@@ -215,11 +232,7 @@ constexpr int64_t kCacheOfV1 = 64 * 1024;
 Terms cpu_v1(const ProblemSpec& s, bool backward) {
   const Sizes n(s);
   const int64_t width = std::max(s.headdim, s.headdim_v), block_k = parts_of(kCacheOfV1, 4 * width), block_q = std::min(block_k, width);
-  double met = 0;  // rows that blocks of keys meet, in whole blocks
-  for (int64_t key = 0; key < s.seqlen_k; key += block_k) {
-    const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
-    met += static_cast<double>(s.seqlen_q - first / block_q * block_q);
-  }
+  const double met = rows_met(s, block_k, block_q);
   const bool rounds = s.dtype != DType::kF32;  // else sums are in the output itself
   const double queries = n.heads * n.rows, sums = 4 * static_cast<double>(backward ? s.headdim : s.headdim_v), statistics = 8;
   const std::string of_keys = " for every block of " + std::to_string(block_k) + " keys";

@@ -115,6 +115,7 @@ def test_a_gpu(fattn, cuda_stub, bare):
         (["--algorithm", ""], "--algorithm"),
         (["--seqlen", "0"], "--seqlen"),
         (["--seqlen", str(2**40), "--batch", str(2**40)], "more bytes than any machine"),
+        (["--seqlen", "99999999999999", "--causal"], "more bytes than any machine"),  # at once: no loop goes through its blocks
         (["--nheads", "3", "--nheads-k", "2"], "nheads"),
         (["--preset", "gpt2-smal"], "did you mean 'gpt2-small'"),
         (["--device", "cuda"], "no usable CUDA driver"),

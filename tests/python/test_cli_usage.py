@@ -47,6 +47,7 @@ def test_version(fattn):
         (["bench", "--preset", "gpt2-smal"], "did you mean 'gpt2-small'?"),
         (["bench", "--num-heads", "4"], "fattn bench has no flag '--num-heads'; did you mean '--nheads'?"),
         (["bench", "--window", "5"], "did you mean '--window-left'?"),
+        (["check", "--only", "x"], "fattn check has no flag '--only'\nSee"),  # '--help' has dashes in common with it, and a letter
         (["bench", "--head-dim=64"], "did you mean '--headdim'?"),
         (["bench", "--is-causal"], "did you mean '--causal'?"),
         (["bench", "--seqlen", "1.5"], "--seqlen: '1.5' is no whole number; allowed: 1 or more"),
