@@ -168,8 +168,11 @@ def stages(jobs, long):
             count_status,
             2400,
         ),
-        # What pip fetches and unpacks takes one processor at most.
-        Stage("downloads", "tools/python_venv.sh\ntools/package_venv.sh packages\n", count_status, 7200, beside="build"),
+        # One build for three stages: clang++ takes everything without a warning, its sanitizers see the tests, its fuzzers the rest.
+        Stage("clang", f"cmake --preset asan --log-level=WARNING -DFATTN_SANITIZE_TWINS={'ON' if long else 'OFF'}\n" + build % "build/asan", count_status, 2400),
+        # What pip fetches and unpacks takes one processor at most, and as long as two builds of which ccache has most.
+        Stage("downloads", "tools/python_venv.sh\ntools/package_venv.sh packages\n", count_status, 7200, beside="clang"),
+        *([Stage("clang-release", "cmake --preset clang --log-level=WARNING\n" + build % "build/clang", count_status, 2400)] if long else []),
         Stage("gtest", ctest("build", jobs, prefix=whole or f"GTEST_FILTER='{SAMPLE_FILTER}'", timeout_s=WHOLE_S if long else 900), count_ctest, 10800 if long else 2400),
         Stage(
             "python",
@@ -241,9 +244,6 @@ def stages(jobs, long):
             count_line,
             beside="install",
         ),
-        # One build for three stages: clang++ takes everything without a warning, its sanitizers see the tests, its fuzzers the rest.
-        Stage("clang", f"cmake --preset asan --log-level=WARNING -DFATTN_SANITIZE_TWINS={'ON' if long else 'OFF'}\n" + build % "build/asan", count_status, 2400),
-        *([Stage("clang-release", "cmake --preset clang --log-level=WARNING\n" + build % "build/clang", count_status, 2400)] if long else []),
         Stage("asan", sanitizer_options + heavy_and_light("build/asan", jobs, long), count_ctest, 10800 if long else 2400),
         Stage("fuzz", f"tools/fuzz.sh build/asan {fuzz_s}\n", count_line, 1200 + 10 * fuzz_s),
         Stage(
