@@ -15,7 +15,8 @@ def context() -> multiprocessing.context.BaseContext:
     return forkserver
 
 
-def _program(arguments: tuple[str, ...], said: str, error: str) -> None:
+def _program(arguments: tuple[str, ...], environment: dict[str, str], said: str, error: str) -> None:
+    os.environ.update(environment)
     for stream, path in ((1, said), (2, error)):
         file = os.open(path, os.O_WRONLY)
         os.dup2(file, stream)
@@ -31,12 +32,12 @@ def _program(arguments: tuple[str, ...], said: str, error: str) -> None:
         runpy.run_path(what, run_name="__main__")
 
 
-def python(*arguments: str | pathlib.Path, timeout: float = 120) -> subprocess.CompletedProcess:
-    """As `python ARGUMENTS` (-c CODE, -m MODULE or FILE) is, but for the start: torch and fattn are imported."""
+def python(*arguments: str | pathlib.Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess:
+    """As `python ARGUMENTS` (-c CODE, -m MODULE or FILE) is, but for the start: torch and fattn are imported. `environment`: variables beside its own."""
     with tempfile.TemporaryDirectory() as folder:
         said, error = pathlib.Path(folder, "said"), pathlib.Path(folder, "error")
         said.touch(), error.touch()
-        process = context().Process(target=_program, args=(tuple(map(str, arguments)), str(said), str(error)))
+        process = context().Process(target=_program, args=(tuple(map(str, arguments)), environment, str(said), str(error)))
         process.start()
         process.join(timeout)
         if process.exitcode is None:

@@ -1,5 +1,6 @@
 """Programs in forked processes end and speak as they do in processes of their own."""
 
+import os
 import subprocess
 
 import pytest
@@ -18,6 +19,7 @@ def test_it_says_how_it_ended(tmp_path):
     assert done.returncode == 1 and done.stdout == "True ['-c', 'x']\n" and "ValueError: no __main__" in done.stderr
     assert forked.python("-c", "import os\nos.abort()").returncode == -6
     assert forked.python("-m", "fattn.compat").returncode == 2
+    assert forked.python("-c", "import os\nprint(os.environ['GIVEN'], os.getcwd())", GIVEN="this").stdout == f"this {os.getcwd()}\n"
     with pytest.raises(subprocess.TimeoutExpired):
         forked.python("-c", "import time\ntime.sleep(60)", timeout=0.5)
 
