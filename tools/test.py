@@ -147,7 +147,8 @@ def package_stages(jobs):
     ]
 
 
-def stages(jobs, long):
+def stages(jobs, long, wheel_apart=True):
+    """`wheel_apart`: a stage of its own makes the wheel beside other builds; else the stage `package` makes it."""
     build = f"cmake --build %s --parallel {jobs}\n"
     fuzz_s = 600 if long else 12
     whole = "FATTN_TEST_WHOLE=1 " if long else ""  # what tests leave out else: cases in every dtype, models that others stand for
@@ -172,6 +173,8 @@ def stages(jobs, long):
         Stage("clang", f"cmake --preset asan --log-level=WARNING -DFATTN_SANITIZE_TWINS={'ON' if long else 'OFF'}\n" + build % "build/asan", count_status, 2400),
         # What pip fetches and unpacks takes one processor at most, and as long as two builds of which ccache has most.
         Stage("downloads", "tools/python_venv.sh\ntools/package_venv.sh packages\n", count_status, 7200, beside="clang"),
+        # Nor does pip need more for the wheel, of which ccache has the objects.
+        *([Stage("wheel", make_wheel(jobs), count_status, 7200, beside="clang")] if wheel_apart else []),
         *([Stage("clang-release", "cmake --preset clang --log-level=WARNING\n" + build % "build/clang", count_status, 2400)] if long else []),
         Stage("gtest", ctest("build", jobs, prefix=whole or f"GTEST_FILTER='{SAMPLE_FILTER}'", timeout_s=WHOLE_S if long else 900), count_ctest, 10800 if long else 2400),
         Stage(
@@ -184,7 +187,7 @@ def stages(jobs, long):
         ),
         Stage(
             "package",
-            make_wheel(jobs)
+            ("" if wheel_apart else make_wheel(jobs))
             + "tools/package_venv.sh\n"
             f'{whole}build/venv-package/bin/python -m pytest {side_by_side} tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
@@ -297,7 +300,11 @@ def self_test():
         (Stage("gtest_filtered", write.format(ctest_ok, "ctest.xml") + write.format("<testsuites/>", "gtest/t.xml"), count_ctest), Count(0, 1)),
     ]
     passed = failed = 0
-    assert stages(1, False) and stages(1, True)  # can be made at all
+    for long in (False, True):
+        for apart in (False, True):  # somewhere before its tests the wheel is made
+            scripts = [stage.script for stage in stages(1, long, apart)]
+            made = next(i for i, script in enumerate(scripts) if "tools/make_wheel.sh\n" in script)
+            assert made <= next(i for i, script in enumerate(scripts) if "venv-package/bin/python -m pytest" in script)
     with tempfile.TemporaryDirectory() as folder:
         for stage, expected in cases:
             with contextlib.redirect_stdout(None):
@@ -329,7 +336,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.self_test:
         return self_test()
-    chosen = stages(max(arguments.jobs, 1), arguments.long)
+    chosen = stages(max(arguments.jobs, 1), arguments.long, wheel_apart=not arguments.only or "wheel" in arguments.only)
     names = [stage.name for stage in chosen]
     if arguments.list:
         print("\n".join(names))
