@@ -187,26 +187,33 @@ def test_interrupted_keeps_what_was_measured(tmp_path):
     assert json.loads(path.read_text()) and os.listdir(tmp_path) == ["a.json"]
 
 
+def processor_s(process: subprocess.Popen) -> float:
+    """The processor time that it has taken so far."""
+    with open(f"/proc/{process.pid}/stat") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def computed(process: subprocess.Popen, seconds: float) -> None:
+    """Waits until it has taken so much more of the processor."""
+    until_s, deadline = processor_s(process) + seconds, time.monotonic() + 60
+    while processor_s(process) < until_s and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_interrupted_in_a_long_call(tmp_path):
     """It is not waited for: one takes some ten seconds."""
     path = tmp_path / "a.json"
     process = subprocess.Popen([sys.executable, "-u", "-m", "fattn", "check", "--values", "--device", "cpu", "--algorithm", "v2", "--dtype", "fp32", "--seqlen", "16384",
                                 "--nheads", "24", "--json", str(path)], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     process.stdout.readline()
-    time.sleep(4)
+    computed(process, 3)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
     assert os.listdir(tmp_path) == ["a.json"]
-
-
-def processor_s(process: subprocess.Popen) -> float:
-    """The processor time that it has taken so far."""
-    with open(f"/proc/{process.pid}/stat") as file:
-        user, system = file.read().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("signals, finished", [(1, True), (2, False)])
@@ -220,9 +227,7 @@ def test_signals_in_a_call_that_does_not_end(signals, finished):
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout.readline() == "begun\n"
     deadline = time.monotonic() + 60
-    begun_s = processor_s(process)
-    while processor_s(process) < begun_s + 0.1 and time.monotonic() < deadline:  # the call has begun now
-        time.sleep(0.02)
+    computed(process, 0.1)  # the call has begun now
     process.send_signal(signal.SIGINT)
     while not finished and process.poll() is None and time.monotonic() < deadline:  # two that the system has not handed over yet are one
         time.sleep(0.2)
