@@ -76,7 +76,9 @@ double peak_of(const TrainingSetup& setup, int threads) {
   const DType dtype = setup.run.options.dtype;
   const double processes = setup.launch.ranks;
   if (const auto gpu = setup.gpu()) return processes * measure::measure_cuda_peaks(*gpu).of(dtype).rate;
-  return processes * measure::measure_peaks(Isa::kAuto, threads > 0 ? threads : cpu_info().usable_threads).of(dtype).rate;
+  constexpr int64_t kFewSteps = 100;  // the peak shall not take most of the time of a short run
+  const auto pains = setup.run.options.schedule.steps < kFewSteps ? measure::PeakPains::kBrief : measure::PeakPains::kUsual;
+  return processes * measure::measure_peaks(Isa::kAuto, threads > 0 ? threads : cpu_info().usable_threads, pains).of(dtype).rate;
 }
 
 // The part of a run that the process has which writes its folder.

@@ -171,7 +171,7 @@ int run_on_attention(const ProfileFlags& flags) {
       keep("times of " + what);
     };
     status->now("times: fattn, standard");
-    if (place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
+    if (place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library), options.pains());
     so_far->race = race(spec, contestants, options);
     if (const std::string warning = warning_of(so_far->race.disturbance, so_far->race.rows); !warning.empty()) profile.notes.push_back(warning);
     profile.rows = so_far->race.rows;

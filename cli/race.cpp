@@ -120,8 +120,7 @@ Planned plan_of(const ProblemSpec& spec, Options options) {
 Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
   if (options.place.device == Device::kCuda) return measure_cuda_peaks(options.place.index);
   const Planned planned = plan_of(spec, options.library);
-  // Where calls need last no time, the peaks shall not take most of it.
-  Peaks peaks = measure_peaks(planned.isa, planned.threads, options.sampling.min_seconds > 0 ? kPeakSampleSeconds : kShortPeakSampleSeconds);
+  Peaks peaks = measure_peaks(planned.isa, planned.threads, options.pains());
   peaks.read_bytes_per_s = options.read_bytes_per_s;
   return peaks;
 }

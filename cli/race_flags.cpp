@@ -23,7 +23,8 @@ RaceOptions race_options(const ProblemFlags& problem, const ProblemSpec& spec) {
 }
 
 void measure_reads(RaceOptions& options, const ProblemSpec& spec) {
-  if (options.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
+  if (options.place.device == Device::kCpu)
+    options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library), options.pains());
 }
 
 }  // namespace fattn::cli

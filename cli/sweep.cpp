@@ -284,7 +284,7 @@ int run_sweep(SweepFlags& flags) {
     Kept kept(json);
     Progress progress("sweep");
     if (anything && options.place.device == Device::kCpu)
-      options.read_bytes_per_s = measure_read_bandwidth(library.num_threads > 0 ? library.num_threads : cpu_info().usable_threads);
+      options.read_bytes_per_s = measure_read_bandwidth(library.num_threads > 0 ? library.num_threads : cpu_info().usable_threads, options.pains());
     options.library = library;
     estimate_steps(steps, contestants, options);
     heed_patience(steps, flags.problem.patience());

@@ -13,16 +13,18 @@
 namespace fattn::measure {
 namespace {
 
-constexpr double kCalibrationSeconds = 0.01;
+constexpr double kSampleSeconds = 0.05, kBriefSampleSeconds = 0.005;
+constexpr double kCalibrationPart = 0.2;  // of a sample: how long the run is from which its iterations follow
 constexpr int kSamples = 3;
 
-Peak arithmetic_peak(const PeakKernel& kernel, int threads, double sample_seconds) {
+Peak arithmetic_peak(const PeakKernel& kernel, int threads, PeakPains pains) {
   if (!kernel) return {};
+  const double sample_seconds = pains == PeakPains::kBrief ? kBriefSampleSeconds : kSampleSeconds;
   Peak peak{kernel.name, 0};
   int64_t iterations = 20000;
   for (int calibrating = 0; calibrating < 20; ++calibrating) {
     const double seconds = 1 / rate_together(1, 1, [&](int) { kernel.run(iterations); });
-    if (seconds >= kCalibrationSeconds) {
+    if (seconds >= kCalibrationPart * sample_seconds) {
       iterations = static_cast<int64_t>(static_cast<double>(iterations) * sample_seconds / seconds);
       break;
     }
@@ -64,16 +66,16 @@ double Peaks::ceiling(DType dtype) const {
   return size_of(dtype) == 2 ? std::max({fp32, bf16.rate, best_bf16_rate}) : fp32;
 }
 
-Peaks measure_peaks(Isa isa, int threads, double sample_seconds) {
+Peaks measure_peaks(Isa isa, int threads, PeakPains pains) {
   Peaks peaks;
   peaks.isa = isa == Isa::kAuto ? static_cast<Isa>(cpu_info().isa_default) : isa;
   peaks.threads = std::max(1, threads);
-  peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads, sample_seconds);
-  peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads, sample_seconds);
+  peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads, pains);
+  peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads, pains);
   const Isa best = best_isa(cpu_info());
   const bool same = peaks.isa == best;
-  peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads, sample_seconds).rate;
-  peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads, sample_seconds).rate;
+  peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads, pains).rate;
+  peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads, pains).rate;
   return peaks;
 }
 
@@ -111,10 +113,10 @@ Peaks higher(const Peaks& before, const Peaks& after) {
   return best;
 }
 
-double measure_read_bandwidth(int threads) {
+double measure_read_bandwidth(int threads, PeakPains pains) {
   const fattn_cpu_info cpu = cpu_info();
   constexpr int64_t kMiB = 1024 * 1024;
-  int64_t bytes = std::clamp<int64_t>(2 * cpu.l3_bytes, 256 * kMiB, 512 * kMiB);
+  int64_t bytes = pains == PeakPains::kBrief ? 32 * kMiB : std::clamp<int64_t>(2 * cpu.l3_bytes, 256 * kMiB, 512 * kMiB);
   if (cpu.memory_available_bytes > 0) bytes = std::min(bytes, cpu.memory_available_bytes / 4);
   const size_t count = std::max<size_t>(1, static_cast<size_t>(threads));
   const size_t words = static_cast<size_t>(bytes) / sizeof(int64_t) / count / 64 * 64;  // a thread

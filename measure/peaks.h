@@ -33,18 +33,19 @@ struct Peaks {
   double ceiling(DType dtype) const;
 };
 
-// Of each peak there are three samples.
-constexpr double kPeakSampleSeconds = 0.05, kShortPeakSampleSeconds = 0.01;
-// Arithmetic only: about 0.2 s with samples of the usual length. `isa` as a plan reports it; kAuto: the one that the library picks here.
-Peaks measure_peaks(Isa isa, int threads, double sample_seconds = kPeakSampleSeconds);
+// kBrief where calls need last no time: the peaks shall not take most of it.
+enum class PeakPains { kUsual, kBrief };
+// Arithmetic only: about 0.2 s, kBrief a tenth of that. `isa` as a plan reports it; kAuto: the one that the library picks here.
+Peaks measure_peaks(Isa isa, int threads, PeakPains pains = PeakPains::kUsual);
 // Of a CUDA device: about 0.1 s.
 Peaks measure_cuda_peaks(int device);
 // Of two measurements around the benchmark: the higher of each.
 Peaks higher(const Peaks& before, const Peaks& after);
 
 // Bytes a second that `threads` read together from arrays twice the last-level cache, within 256 and 512 MiB and a quarter
-// of the memory available. On a machine whose last-level cache is larger than that, part of it comes from there.
-double measure_read_bandwidth(int threads);
+// of the memory available. On a machine whose last-level cache is larger than that, part of it comes from there. kBrief: from 32 MiB, which a cache
+// may hold; most of the time goes into writing the arrays first.
+double measure_read_bandwidth(int threads, PeakPains pains = PeakPains::kUsual);
 
 nlohmann::ordered_json to_json(const Peaks& peaks);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <stdexcept>
 #include <vector>
@@ -514,6 +515,17 @@ TEST(Peaks, AreMeasuredForEveryInstructionSetHere) {
     EXPECT_EQ(static_cast<bool>(bf16_kernel(isa)), peaks.bf16.rate > 0) << name_of(isa);
     EXPECT_GE(peaks.ceiling(DType::kBF16), peaks.of(DType::kBF16).rate);
   }
+}
+
+TEST(Peaks, AreMeasuredBriefly) {
+  const auto processor_time = [](PeakPains pains) {
+    const std::clock_t begin = std::clock();
+    EXPECT_GT(measure_peaks(Isa::kAuto, 1, pains).fma.rate, 1e8);
+    EXPECT_GT(measure_read_bandwidth(1, pains), 1e8);
+    return std::clock() - begin;
+  };
+  const std::clock_t usual = processor_time(PeakPains::kUsual);
+  EXPECT_LT(processor_time(PeakPains::kBrief), usual / 2);
 }
 
 TEST(PeaksSmall, OfFp32OnADeviceAreThatOfSplitProductsWhereItIsHigher) {

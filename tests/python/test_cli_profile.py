@@ -195,10 +195,18 @@ def test_a_program_that_is_killed(fattn, tmp_path):
     assert load(tmp_path / "out")["program"]["signal"] == 9
 
 
+def wait_until(process, there):
+    end = time.monotonic() + 120
+    while not there():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_an_interrupt_reaches_the_program_and_keeps_what_there_is(fattn, tmp_path):
-    process = subprocess.Popen([fattn.path, "profile", "--out", tmp_path / "out", "--", "sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    time.sleep(2)
+    process = subprocess.Popen([fattn.path, "profile", "--out", tmp_path / "out", "--", "sh", "-c", f"> '{tmp_path}/begun'; exec sleep 60"], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    wait_until(process, (tmp_path / "begun").exists)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=30) == 128 + signal.SIGINT
     record = load(tmp_path / "out")
@@ -207,11 +215,12 @@ def test_an_interrupt_reaches_the_program_and_keeps_what_there_is(fattn, tmp_pat
 
 
 def test_an_interrupt_keeps_the_times(fattn, tmp_path):
-    out = tmp_path / "out"
-    process = subprocess.Popen([fattn.path, "profile", "--out", out, "--seqlen", "256", "--min-time", "0", "--repeats", "2", "--calls", "1000", "--no-grad", "--batch", "32"],
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    out, status = tmp_path / "out", tmp_path / "status.json"
+    process = subprocess.Popen([fattn.path, "profile", "--out", out, "--seqlen", "256", "--min-time", "0", "--repeats", "2", "--calls", "1000", "--no-grad", "--batch", "32",
+                                "--status", status], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    time.sleep(8)
+    # The times are the first step of three; the calls that follow last seconds.
+    wait_until(process, lambda: status.exists() and "recording and counting" in (load(tmp_path, "status.json")["now"] or ""))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in said

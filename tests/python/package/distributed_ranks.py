@@ -1,12 +1,12 @@
 """Starts the ranks of a test: processes that talk by gloo, forked from one that has torch imported, which takes seconds."""
 
-import multiprocessing
 import os
 import queue
 import socket
 import time
 import traceback
 
+import forked
 import torch.distributed as distributed
 
 
@@ -37,8 +37,7 @@ def _rank(rank: int, nranks: int, port: int, function, arguments: tuple, results
 
 
 def start(nranks: int, function, *arguments) -> tuple[list, object]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "fattn.distributed"])  # optimizers import dynamo
+    context = forked.context()
     results, port = context.Queue(), free_port()
     processes = [context.Process(target=_rank, args=(rank, nranks, port, function, arguments, results)) for rank in range(nranks)]
     for process in processes:

@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import forked
+
 import fattn
 from fattn import _check
 from fattn._check import peers, spoilers, values
@@ -75,7 +77,9 @@ def test_accuracy_sees_nan_and_a_wrong_lse(monkeypatch, capsys):
 
 
 def test_values(tmp_path):
-    done = command("--values", *VALUES, "--limit", "1000", "--option", "none,seqused_k,causal,packed,scores", "--json", str(tmp_path / "v.json"))
+    done = forked.python("-m", "fattn", "check", "--values", *VALUES, "--limit", "1000", "--option", "none,seqused_k,causal,packed,scores", "--json", tmp_path / "v.json",
+                         COLUMNS="", FATTN_CPU_ISA="scalar")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^(\d+) calls on cpu, limit 1000: \1 passed, 0 failed, 0 skipped$", done.stdout, re.MULTILINE)
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     rows = json.loads((tmp_path / "v.json").read_text())
@@ -183,26 +187,33 @@ def test_interrupted_keeps_what_was_measured(tmp_path):
     assert json.loads(path.read_text()) and os.listdir(tmp_path) == ["a.json"]
 
 
+def processor_s(process: subprocess.Popen) -> float:
+    """The processor time that it has taken so far."""
+    with open(f"/proc/{process.pid}/stat") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def computed(process: subprocess.Popen, seconds: float) -> None:
+    """Waits until it has taken so much more of the processor."""
+    until_s, deadline = processor_s(process) + seconds, time.monotonic() + 60
+    while processor_s(process) < until_s and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_interrupted_in_a_long_call(tmp_path):
     """It is not waited for: one takes some ten seconds."""
     path = tmp_path / "a.json"
     process = subprocess.Popen([sys.executable, "-u", "-m", "fattn", "check", "--values", "--device", "cpu", "--algorithm", "v2", "--dtype", "fp32", "--seqlen", "16384",
                                 "--nheads", "24", "--json", str(path)], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     process.stdout.readline()
-    time.sleep(4)
+    computed(process, 3)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
     assert os.listdir(tmp_path) == ["a.json"]
-
-
-def processor_s(process: subprocess.Popen) -> float:
-    """The processor time that it has taken so far."""
-    with open(f"/proc/{process.pid}/stat") as file:
-        user, system = file.read().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("signals, finished", [(1, True), (2, False)])
@@ -216,9 +227,7 @@ def test_signals_in_a_call_that_does_not_end(signals, finished):
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout.readline() == "begun\n"
     deadline = time.monotonic() + 60
-    begun_s = processor_s(process)
-    while processor_s(process) < begun_s + 0.1 and time.monotonic() < deadline:  # the call has begun now
-        time.sleep(0.02)
+    computed(process, 0.1)  # the call has begun now
     process.send_signal(signal.SIGINT)
     while not finished and process.poll() is None and time.monotonic() < deadline:  # two that the system has not handed over yet are one
         time.sleep(0.2)
@@ -234,7 +243,6 @@ def test_signals_in_a_call_that_does_not_end(signals, finished):
 def test_no_values_are_slow_on_the_cpu(option):
     """With this processor's kernels and a generous limit: a cliff is what this is after."""
     which = ["--algorithm", "decode"] if option == "decode" else ["--algorithm", "v2", "--option", option]
-    done = subprocess.run([sys.executable, "-m", "fattn", "check", "--values", "--device", "cpu", "--headdim", "64", "--dtype", "bf16,fp32", "--seqlen", "256", "--nheads", "2",
-                           "--repeats", "5", "--quick", "--limit", "5", *which, *(["--option", "none,seqused_k,scores"] if option == "decode" else [])],
-                          capture_output=True, text=True, timeout=300)
+    done = forked.python("-m", "fattn", "check", "--values", "--device", "cpu", "--headdim", "64", "--dtype", "bf16,fp32", "--seqlen", "256", "--nheads", "2", "--repeats", "5",
+                         "--quick", "--limit", "5", *which, *(["--option", "none,seqused_k,scores"] if option == "decode" else []), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

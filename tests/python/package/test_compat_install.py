@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 import sys
 
+import forked
 import pytest
 
 pytest.importorskip("torch")
@@ -231,7 +232,7 @@ print("packed")
 def test_models_of_transformers():
     """Padding on either side, windows, softcaps, a model without a linear layer, sequences packed by their positions, a paged cache that texts share."""
     pytest.importorskip("transformers", minversion="5")
-    done = run(BOUND + MODELS)
+    done = forked.python("-c", BOUND + MODELS)
     assert done.returncode == 0, done.stderr
     import transformers
     batch = ["batch"] if hasattr(transformers.GenerationMixin, "generate_batch") or transformers.__version__ >= "5.24" else []
@@ -242,6 +243,6 @@ def test_models_of_transformers():
 def test_transformers(order):
     """attn_implementation="flash_attention_2" (3 and 4 too) on a CPU: logits, a gradient and generated tokens as eager attention has them."""
     pytest.importorskip("transformers", minversion="5")
-    done = run(BOUND + TRANSFORMERS, order)
+    done = forked.python("-c", BOUND + TRANSFORMERS, order)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused again") == 2 or "CUDA" in done.stdout, "fattn's xformers alone is no flash attention"

@@ -2,9 +2,8 @@
 
 import pathlib
 import re
-import subprocess
-import sys
 
+import forked
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -15,7 +14,7 @@ BLOCKS = [(name, i, block) for name in ("README.md", "docs/MIGRATION.md", "docs/
 
 
 def run(*command: str | pathlib.Path) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
+    done = forked.python(*command, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,9 +2,9 @@
 batch. On the CPU, and where there are two GPUs, on one each."""
 
 import copy
-import multiprocessing
 import os
 
+import forked
 import pytest
 import torch
 
@@ -75,7 +75,7 @@ def test_gradients_of_two_processes(tmp_path, device):
     model, batch = _model_and_batch(device)
     wanted = _backward(copy.deepcopy(model), batch)
     assert all(x.abs().max() > 0 for x in wanted.values())
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     results = context.Queue()
     processes = [context.Process(target=_one_of_two, args=(rank, device, f"file://{tmp_path}/meeting", results)) for rank in range(2)]
     for process in processes:

@@ -1,9 +1,9 @@
 """fattn.attention on DTensors: two processes (gloo) compute shards by batch and heads, with the results and gradients that one process has of the whole."""
 
 import itertools
-import multiprocessing
 import os
 
+import forked
 import pytest
 import torch
 
@@ -160,7 +160,7 @@ def _one_of_two(rank: int, meeting: str, results) -> None:
 
 
 def test_two_processes(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     results = context.Queue()
     processes = [context.Process(target=_one_of_two, args=(rank, f"file://{tmp_path}/meeting", results)) for rank in range(2)]
     for process in processes:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 
+import forked
 import pytest
 import torch
 
@@ -529,11 +530,7 @@ def test_refused():
 
 
 def test_without_transformers():
-    import subprocess
-    import sys
-
-    code = "import sys; sys.modules['transformers'] = None; import fattn.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = forked.python("-c", "import sys; sys.modules['transformers'] = None; import fattn.transformers")
     assert "ImportError: fattn.transformers needs transformers 5 or later" in done.stderr
 
 
