@@ -33,7 +33,7 @@ LIGHT_FILTER += ":RingAttention.*:RingScheduleSmall.EveryPairOnce:Append.ManyMor
 # Times, the memory of the process, and how often a verdict on samples errs.
 LIGHT_FILTER += ":Profile.WhatNobodyListensToCostsNothing:Gpt2Data.LoadsFasterThanAnythingLearns:Estimate.OfTheLibraryIsWithinAFactorOfTwo:CpuMemory.OfTheBackwardPass*"
 LIGHT_FILTER += ":LabRegress.OfAProgramAgainstItself*:LabRegress.ThreePerCent*"
-# Where the processor has products of bf16, the kernels with them stand for those of AVX-512 without: the same templates, and of bf16 those of AVX2.
+# Where the processor has products of bf16, the table of kernels with them stands for AVX-512's: all but bf16 is the same code, and bf16 as AVX2 has it.
 # Properties are looked at in one dtype by each of the two that are left; the table of cases has both.
 CPUINFO = Path("/proc/cpuinfo")
 if CPUINFO.is_file() and "avx512_bf16" in CPUINFO.read_text(errors="replace"):
