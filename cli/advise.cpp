@@ -2,6 +2,7 @@
 #include "cli/advise.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // `fattn advise`: how to train or run a model in a given memory, and when to use which algorithm on this machine.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -2,6 +2,7 @@
 #include "cli/bench.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <optional>

@@ -1,7 +1,7 @@
 // `fattn bench`: time, rate, share of the peak and memory of one problem, or of the suite.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -1,7 +1,7 @@
 // `fattn cache`: the compiled GPU kernels on disk.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

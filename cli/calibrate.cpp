@@ -2,6 +2,7 @@
 #include "cli/calibrate.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
 // `fattn calibrate`: what this machine can do at most, measured once and kept for the commands that explain and predict.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
+#include "cli/parser.h"
 #include "lab/calibration.h"
 
 namespace fattn::cli {

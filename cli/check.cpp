@@ -2,6 +2,7 @@
 #include "cli/check.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <condition_variable>

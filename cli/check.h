@@ -1,7 +1,7 @@
 // `fattn check`: the table of cases, judged against the oracle.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

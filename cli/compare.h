@@ -1,7 +1,7 @@
 // `fattn compare`: the library, the standard algorithm and providers on one problem.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -1,6 +1,7 @@
 // The commands of GPT-2, and what they share.
 #include "cli/gpt2.h"
 
+#include <CLI/CLI.hpp>
 #include <string>
 
 #include "cli/table.h"

@@ -1,11 +1,11 @@
 // `fattn gpt2`: GPT-2's weights and text, in Hugging Face's files.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/parser.h"
 #include "fattn/types.hpp"
 
 namespace fattn::cli {

@@ -1,5 +1,6 @@
 // `fattn gpt2 bench`: prefill and decode, against what the machine can do.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,6 @@
 // `fattn gpt2 compare`: the same weights with each algorithm of attention: time, memory, and whether the output is the same.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>

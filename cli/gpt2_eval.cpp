@@ -1,5 +1,6 @@
 // `fattn gpt2 eval`: loss and perplexity on a text; cli/gpt2_eval_task.cpp has the other tasks.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cmath>

@@ -1,5 +1,6 @@
 // `fattn gpt2 generate`: text that goes on.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,6 @@
 // `fattn gpt2 info`: what is in a model, and how much memory it takes.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <filesystem>

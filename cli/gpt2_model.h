@@ -1,7 +1,6 @@
 // What the commands that run a GPT-2 share: its flags, and text and tokens from files.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/parser.h"
 #include "gpt2/model/session.h"
 #include "gpt2/tokenizer/tokenizer.h"
 

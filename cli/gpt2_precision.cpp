@@ -1,5 +1,6 @@
 // `fattn gpt2 precision`: which part of a network is in which dtype, and why.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <string>

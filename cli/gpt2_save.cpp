@@ -1,5 +1,6 @@
 // `fattn gpt2 init` and `fattn gpt2 export`: folders of weights, written whole.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <string>

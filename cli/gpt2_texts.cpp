@@ -14,8 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 28;
-constexpr const char* kBeside[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-                                   "added_tokens.json", "generation_config.json"};
+constexpr const char* kFilesBeside[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+                                        "added_tokens.json", "generation_config.json"};
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Gpt2Texts gpt2_texts_beside(const std::string& folder) {
   std::error_code ignored;
   if (folder.empty()) return texts;
   if (!fs::is_directory(folder, ignored)) throw gpt2::Error("'" + printable(folder) + "' is no folder; give the folder of a tokenizer");
-  for (const char* name : kBeside)
+  for (const char* name : kFilesBeside)
     if (fs::exists(fs::path(folder) / name, ignored)) texts.emplace_back(name, gpt2_read_text(folder + "/" + name));
   for (fs::directory_iterator at(folder, ignored), end; at != end; at.increment(ignored))
     if (at->path().extension() == ".tiktoken") texts.emplace_back(at->path().filename().string(), gpt2_read_text(at->path().string()));

@@ -1,5 +1,6 @@
 // `fattn gpt2 tokenize`: texts to token files.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <map>

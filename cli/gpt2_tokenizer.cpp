@@ -1,5 +1,6 @@
 // `fattn gpt2 tokenizer train`: a byte-level BPE learned from texts.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <memory>

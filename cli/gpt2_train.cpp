@@ -1,5 +1,6 @@
 // `fattn gpt2 train`: a model that learns, with checkpoints from which it goes on as if nothing had been between.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <csignal>

@@ -2,6 +2,7 @@
 #include "cli/help_format.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

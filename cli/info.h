@@ -1,7 +1,7 @@
 // `fattn info`: what fattn sees on this machine.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

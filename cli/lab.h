@@ -1,7 +1,7 @@
 // `fattn lab`: FlashAttention in five steps, each computed on this machine, shown, and closed by a question.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -1,7 +1,7 @@
 // `fattn memory`: what attention moves and where, what limits it, and what a training step keeps in memory.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -2,6 +2,7 @@
 #include "cli/output.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "cli/streams.h"
 #include "cli/table_formats.h"

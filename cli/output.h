@@ -1,10 +1,10 @@
 // Where a command's words and tables go, and in what form: --wide and --format, the width of the terminal, colours.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
 
+#include "cli/parser.h"
 #include "cli/table.h"
 
 namespace fattn::cli {

@@ -1,7 +1,7 @@
 // `fattn predict`: time and memory of a problem before it runs, and how good such predictions are here.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

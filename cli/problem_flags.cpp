@@ -1,6 +1,7 @@
 // Shared flags of the commands that measure.
 #include "cli/problem_flags.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <variant>
@@ -141,6 +142,8 @@ void ProblemFlags::add_problem_to(CLI::App& command, bool presets) {
   no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
   command.option_defaults()->group("Options");
 }
+
+int64_t ProblemFlags::Integer::or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
 
 bool ProblemFlags::problem_given() const {
   return no_grad_option_->count() > 0 ||

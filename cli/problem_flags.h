@@ -1,13 +1,13 @@
 // The flags that bench and compare share: the problem, where and how to compute it, and how to sample.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <deque>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/parser.h"
 #include "cli/target_flags.h"
 #include "measure/contestant.h"
 #include "measure/problem.h"
@@ -50,7 +50,7 @@ class ProblemFlags {
   struct Integer {
     int64_t value = 0;
     CLI::Option* option = nullptr;
-    int64_t or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
+    int64_t or_else(int64_t otherwise) const;
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
   // `own` is called with the flag.

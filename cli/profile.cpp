@@ -2,6 +2,7 @@
 #include "cli/profile.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <map>
 #include <memory>
@@ -135,7 +136,7 @@ int run_on_attention(const ProfileFlags& flags) {
   profile.device_name = machine.name;
   profile.sort = kSorts.at(flags.sort);
   profile.top = static_cast<size_t>(flags.top);
-  profile.environment = environment();
+  profile.environment = measure::environment();
   if (profile.cuda) profile.gpu = gpu_json(place.index);
   if (!machine.lacks.empty()) profile.notes.push_back(machine.lacks);
 
@@ -249,7 +250,7 @@ int show_recording(const ProfileFlags& flags) {
   profile.top = static_cast<size_t>(flags.top);
   take_traces(profile, flags.from, true);
   if (!profile.lanes.empty()) profile.program->command = {profile.lanes.front().name};
-  profile.environment = environment();
+  profile.environment = measure::environment();
   finish_recording(profile);
   profile.verdict = verdict_of(profile);
   const nlohmann::ordered_json json = folder.write(profile, {});

@@ -1,7 +1,7 @@
 // `fattn profile`: where the time of attention, or of a program that uses the library, goes.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -2,6 +2,7 @@
 #include "cli/provider_flags.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <filesystem>
 

@@ -1,11 +1,11 @@
 // Where providers (peers in processes of their own) and the Python for them are found: --providers, --python, --timeout.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/parser.h"
 #include "measure/provider.h"
 
 namespace fattn::cli {

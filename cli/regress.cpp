@@ -2,6 +2,7 @@
 #include "cli/regress.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // `fattn regress`: a record against an earlier one, a verdict a row.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

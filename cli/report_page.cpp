@@ -2,6 +2,7 @@
 #include "cli/report_page.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cerrno>
 #include <cstring>

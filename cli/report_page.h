@@ -1,7 +1,7 @@
 // `fattn report`: a page of records.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -2,6 +2,7 @@
 #include "cli/run.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // `fattn run`: attention on tensors from a file.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

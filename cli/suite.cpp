@@ -3,6 +3,7 @@
 #include "cli/suite.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <array>
 #include <cmath>

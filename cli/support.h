@@ -1,7 +1,7 @@
 // `fattn support`: what each backend computes here, asked from the library itself.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -2,6 +2,7 @@
 #include "cli/sweep.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // `fattn sweep`: one size changes, and all contestants are measured at each of its values.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -1,11 +1,11 @@
 // The flags of `fattn sweep`, and what they come to: values, problem, passes, contestants.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/parser.h"
 #include "cli/problem_flags.h"
 #include "cli/provider_flags.h"
 #include "lab/sweep/axis.h"

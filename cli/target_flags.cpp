@@ -1,6 +1,8 @@
 // The names are the library's own (types.hpp), so that a flag and a record say the same.
 #include "cli/target_flags.h"
 
+#include <CLI/CLI.hpp>
+
 #include "cli/nearest.h"
 #include "cli/sanitize.h"
 #include "cli/values.h"

@@ -1,10 +1,10 @@
 // The flags that say where and how to compute: --device, --backend, --algorithm, --isa, --threads, ....
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/parser.h"
 #include "fattn/problem.hpp"
 
 namespace fattn::cli {

@@ -1,5 +1,6 @@
 #include "cli/training_flags.h"
 
+#include <CLI/CLI.hpp>
 #include <limits>
 
 #include "cli/gpt2.h"

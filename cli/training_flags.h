@@ -1,12 +1,12 @@
 // The flags of `fattn gpt2 train`.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/parser.h"
 #include "cli/training_group.h"
 #include "gpt2/train/options.h"
 

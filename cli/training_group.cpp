@@ -1,6 +1,7 @@
 #include "cli/training_group.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdlib>
 

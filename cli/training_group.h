@@ -1,11 +1,11 @@
 // The processes of a training run: flags, how they come together, and what all must have alike.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "cli/parser.h"
 #include "gpt2/group/group.h"
 
 namespace fattn::cli {

@@ -1,6 +1,7 @@
 #include "cli/training_setup.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Tells the user what was wrong with a command line, and what was probably meant.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

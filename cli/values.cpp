@@ -2,6 +2,7 @@
 #include "cli/values.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cctype>

@@ -1,13 +1,14 @@
 // What the value of a flag may be: checked, understood under other names, and said in words, which `--help` prints.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

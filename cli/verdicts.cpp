@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-
 #include "cli/sanitize.h"
 #include "files/json.h"
 

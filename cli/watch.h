@@ -1,7 +1,7 @@
 // `fattn watch`: a long command, the GPUs and the machine, live.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/parser.h"
 
 namespace fattn::cli {
 

@@ -49,6 +49,9 @@ LIBRARIES = {
     "omp": ["tests"],
 }
 
+# Libraries that take seconds in each unit that sees them: the header that names their classes instead, and the headers that need more than names.
+SLOW = {"CLI": ("cli/parser.h", ["cli/help_format.h"])}
+
 # A translation unit that is built for more than the plainest processor, and all that it includes, may use these system
 # headers alone: anything with templates or inline functions could leave a copy in the program that an older processor
 # cannot run. The units of BASELINE are built without flags of their own.
@@ -156,6 +159,8 @@ def check(root):
             library = re.split(r"[/.]", included)[0]
             if library in LIBRARIES and area_of(name) not in LIBRARIES[library]:
                 problems.append(f"{where}: <{included}> may be used in {', '.join(LIBRARIES[library]) or 'no part of this'} only")
+            elif library in SLOW and name.endswith(".h") and name not in SLOW[library][1]:
+                problems.append(f"{where}: <{included}> takes seconds in each unit that sees it; headers include {SLOW[library][0]}")
     problems += [f"cycle: {chain}" for chain in cycles(graph)]
 
     for unit in sorted(n for n in graph if re.fullmatch(r"src/(backend|ops|rows)/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
@@ -198,6 +203,9 @@ GOOD_TREE = {
     "src/ops/host.h": '#include "device/cuda_device.h"\n',
     "gpt2/model.h": '#include "files/json.h"\n#include "ops/ops.h"\n',
     "cli/check.cpp": '#include "testing/check.h"\n#include <CLI/CLI.hpp>\n',
+    "cli/check.h": '#include "cli/parser.h"\n',
+    "cli/parser.h": "",
+    "cli/help_format.h": "#include <CLI/CLI.hpp>\n",
     "torch/operators.cpp": '#include "fattn/fattn.h"\n',
     "tests/test_plan.cpp": '#include "plan/plan.h"\n#include <gtest/gtest.h>\n',
 }
@@ -209,6 +217,7 @@ BAD_CHANGES = [
     ("src/plan/plan.cpp", '#include "backend/cpu/kernels.h"\n', "src/plan may not see src/backend/cpu/kernels.h"),
     ("src/device_abi/mask.h", '#include "attention.cpp"\n', "src/device_abi may not see src/attention.cpp"),
     ("cli/check.cpp", '#include "plan/plan.h"\n', "cli may not see src/plan/plan.h"),
+    ("cli/check.h", "#include <CLI/CLI.hpp>\n", "headers include cli/parser.h"),
     ("torch/operators.cpp", '#include "problem/problem.h"\n', "torch may not see src/problem/problem.h"),
     ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
     ("testing/check.h", '#include "device_abi/mask.h"\n', "testing may not see src/device_abi/mask.h"),

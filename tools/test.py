@@ -37,7 +37,7 @@ LIGHT_FILTER += ":LabRegress.OfAProgramAgainstItself*:LabRegress.ThreePerCent*"
 # and the oracle differ in 16 bits by the conversions alone. The table of cases has all of them in all dtypes.
 SAMPLE_FILTER = "-*CpuValues*/fp16_cpu_scalar:*CpuValues*/fp16_standard:*Accuracy*/fp16_cpu_scalar:*FeaturesMany*/fp16_cpu_scalar"
 SAMPLE_FILTER += "".join(f":*PropertySmall*/fp16_{x}" for x in ("cpu_scalar", "standard", "reference"))
-# Where the processor has products of bf16, the kernels with them stand for those of AVX-512 without: the same templates, and of bf16 those of AVX2.
+# Where the processor has products of bf16, the table of kernels with them stands for AVX-512's: all but bf16 is the same code, and bf16 as AVX2 has it.
 # Properties are looked at in one dtype by each of the two that are left; the table of cases has both.
 CPUINFO = Path("/proc/cpuinfo")
 if CPUINFO.is_file() and "avx512_bf16" in CPUINFO.read_text(errors="replace"):

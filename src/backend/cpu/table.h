@@ -6,40 +6,31 @@
 
 namespace fattn::core::FATTN_ISA {
 
-#ifdef FATTN_DOT
-typedef OpsDot OpsBf16;
-#else
-typedef OpsF32 OpsBf16;
-#endif
-
 static inline size_t forward_scratch(KernelDType dtype, const KernelShape& shape) {
   return dtype == kKernelF32   ? forward_scratch_bytes<float, OpsF32>(shape)
          : dtype == kKernelF16 ? forward_scratch_bytes<f16, OpsF32>(shape)
-                               : forward_scratch_bytes<bf16, OpsBf16>(shape);
+                               : forward_scratch_bytes<bf16, OpsF32>(shape);
 }
 static inline void forward(KernelDType dtype, const ForwardTask& task) {
   if (dtype == kKernelF32) return forward_task<float, OpsF32>(task);
   if (dtype == kKernelF16) return forward_task<f16, OpsF32>(task);
-  return forward_task<bf16, OpsBf16>(task);
+  return forward_task<bf16, OpsF32>(task);
 }
-static inline size_t decode_scratch(KernelDType dtype, const KernelShape& shape) {
-  if (dtype == kKernelBF16) return decode_scratch_bytes<OpsBf16>(shape);
-  return decode_scratch_bytes<OpsF32>(shape);
-}
+static inline size_t decode_scratch(KernelDType, const KernelShape& shape) { return decode_scratch_bytes<OpsF32>(shape); }
 static inline void decode(KernelDType dtype, const DecodeTask& task) {
   if (dtype == kKernelF32) return decode_task<float, OpsF32>(task);
   if (dtype == kKernelF16) return decode_task<f16, OpsF32>(task);
-  return decode_task<bf16, OpsBf16>(task);
+  return decode_task<bf16, OpsF32>(task);
 }
 static inline size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
   return dtype == kKernelF32   ? backward_scratch_bytes<float, OpsF32>(shape)
          : dtype == kKernelF16 ? backward_scratch_bytes<f16, OpsF32>(shape)
-                               : backward_scratch_bytes<bf16, OpsBf16>(shape);
+                               : backward_scratch_bytes<bf16, OpsF32>(shape);
 }
 static inline void backward(KernelDType dtype, const BackwardTask& task) {
   if (dtype == kKernelF32) return backward_task<float, OpsF32>(task);
   if (dtype == kKernelF16) return backward_task<f16, OpsF32>(task);
-  return backward_task<bf16, OpsBf16>(task);
+  return backward_task<bf16, OpsF32>(task);
 }
 static inline void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
                             int64_t to_stride) {

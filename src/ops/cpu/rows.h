@@ -96,7 +96,7 @@ static void embed_row_of(const void* first, const void* second, int64_t n, float
 }
 
 // NaN and Inf go through: the sum is NaN then.
-static void exp_sum_of(const float* logits, int64_t n, float* largest, float* total) {
+static inline void exp_sum_of(const float* logits, int64_t n, float* largest, float* total) {
   float top = logits[0];
   for (int64_t i = 1; i < n; ++i) top = logits[i] > top ? logits[i] : top;
   const F32 tops = set1(top), scale = set1(1.44269504f);

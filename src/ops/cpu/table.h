@@ -5,18 +5,10 @@
 
 namespace fattn::core::FATTN_ISA::ops {
 
-#ifdef FATTN_DOT
-typedef PairProducts Bf16Products;
-constexpr bool kPairs = true;
-#else
-typedef Widened<bf16> Bf16Products;
-constexpr bool kPairs = false;
-#endif
-
 static void panel(fattn::ops::KernelDType dtype, const fattn::ops::PanelTask& task) {
   if (dtype == fattn::ops::kKernelF32) return panel_of<float, Widened<float>>(task);
   if (dtype == fattn::ops::kKernelF16) return panel_of<f16, Widened<f16>>(task);
-  return panel_of<bf16, Bf16Products>(task);
+  return panel_of<bf16, Widened<bf16>>(task);
 }
 static void norm_row(fattn::ops::KernelDType dtype, const fattn::ops::NormTask& task) {
   if (dtype == fattn::ops::kKernelF32) return norm_row_of<float>(task);
@@ -67,7 +59,7 @@ static void norm_gradient(fattn::ops::KernelDType dtype, const fattn::ops::NormG
 static void adamw(fattn::ops::KernelDType dtype, const fattn::ops::AdamWTask& task) { FATTN_OPS_BY_DTYPE(dtype, adamw_of<E>(task)); }
 
 static constexpr fattn::ops::OpsKernels kTable{
-    kPairs, panel,       norm_row,      embed_row,  exp_sum_of, widen, narrow, activate, activation_gradient,
+    false,  panel,       norm_row,      embed_row,  exp_sum_of, widen, narrow, activate, activation_gradient,
     add_to, column_sums, norm_gradient, softmax_of, adamw};
 
 }  // namespace fattn::core::FATTN_ISA::ops
