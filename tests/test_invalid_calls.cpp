@@ -221,6 +221,20 @@ TEST(InvalidSmall, ReservedMembersStayZero) {
   trace.reserved = 1;
   EXPECT_EQ(fattn_set_trace(&trace), FATTN_ERROR_INVALID_ARGUMENT);
   EXPECT_STREQ(fattn_last_error(), "trace.reserved is 1; it must be 0: clear the struct before it is filled");
+  fattn_rotary_problem rotary{};
+  rotary.struct_size = sizeof rotary;
+  rotary.abi_version = FATTN_ABI_VERSION;
+  rotary.reserved = 2;
+  EXPECT_EQ(fattn_rotary(&rotary), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(fattn_last_error(), "problem.reserved is 2; it must be 0: clear the struct before it is filled");
+  rotary.abi_version = FATTN_ABI_VERSION + 1;  // of a header in which the member may have a meaning
+  EXPECT_EQ(fattn_rotary(&rotary), FATTN_ERROR_ABI);
+  fattn_group_options options{};
+  options.struct_size = sizeof options;
+  options.reserved = 1;
+  fattn_group* group = nullptr;
+  EXPECT_EQ(fattn_group_create(&options, &group), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(fattn_last_error(), "options.reserved is 1; it must be 0: clear the struct before it is filled");
   fattn_cpu_info info{};  // the library fills it
   info.struct_size = sizeof info;
   info.reserved = 1;

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "fattn/error.hpp"
+#include "problem/option_checks.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -52,6 +53,7 @@ T& sized(T* pointer, const char* name) {
   if (pointer->struct_size != sizeof(T))
     throw Error(ErrorCode::kAbi, text(name, ".struct_size is ", pointer->struct_size, "; this library knows ", sizeof(T), " (ABI version ",
                                       FATTN_ABI_VERSION, "). Set it to sizeof and build against this library's fattn.h"));
+  if constexpr (requires { pointer->abi_version; }) check_abi_version(pointer->abi_version);
   if constexpr (std::is_const_v<T> && requires { pointer->reserved; })
     if (pointer->reserved != 0)
       throw Error(ErrorCode::kInvalidArgument,

@@ -226,7 +226,6 @@ class DistinctPlaces {
 }  // namespace
 
 AppendSizes check_append(const fattn_append_problem& g) {
-  check_abi_version(g.abi_version);
   check_execution(g.backend, g.cpu_isa, g.num_threads, g.executor);
   if (g.interleaved != 0 && g.interleaved != 1) invalid(text("interleaved is ", g.interleaved, "; allowed: 0, 1"));
   if (g.q_positions < FATTN_QUERIES_LAST || g.q_positions > FATTN_QUERIES_TOGETHER)

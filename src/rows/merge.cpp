@@ -73,7 +73,6 @@ void check_output(const char* name, const fattn_tensor& output, const fattn_merg
 }
 
 MergeSizes check(const fattn_merge_problem& g, bool backward) {
-  check_abi_version(g.abi_version);
   check_execution(g.backend, g.cpu_isa, g.num_threads, g.executor);
   if (g.nparts < 1 || g.nparts > kMostParts) invalid(text("nparts is ", g.nparts, "; allowed: 1 to ", kMostParts));
   if (!g.parts) invalid(text("parts is a null pointer; pass an array of nparts, ", g.nparts, ", parts"));

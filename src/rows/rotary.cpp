@@ -24,7 +24,6 @@ void check_angles(const char* name, const fattn_tensor& t, const fattn_tensor& x
 }
 
 RotarySizes check(const fattn_rotary_problem& g) {
-  check_abi_version(g.abi_version);
   check_execution(g.backend, g.cpu_isa, g.num_threads, g.executor);
   for (const auto& [name, value] : {std::pair{"interleaved", g.interleaved}, std::pair{"inverse", g.inverse}})
     if (value != 0 && value != 1) invalid(text(name, " is ", value, "; allowed: 0, 1"));
