@@ -29,8 +29,8 @@ struct RaceOptions {
   // Called with what was measured so far, the rows of the passes that are done, and what that is.
   std::function<void(const struct RaceResult&, const std::string&)> keep;
 
-  // Of measuring peaks: where calls need last no time, they shall not take most of it.
-  measure::PeakPains pains() const { return sampling.min_seconds > 0 ? measure::PeakPains::kUsual : measure::PeakPains::kBrief; }
+  // Of measuring peaks: where calls need last no time, they shall not take most of it. A suite's long calls need none either.
+  measure::PeakPains pains() const { return sampling.min_seconds > 0 || part_of_suite ? measure::PeakPains::kUsual : measure::PeakPains::kBrief; }
 };
 
 // Threads of the library's plan for this problem; what affinity and control group allow where there is no plan.
