@@ -16,6 +16,7 @@ def context() -> multiprocessing.context.BaseContext:
 
 
 def _program(arguments: tuple[str, ...], environment: dict[str, str], said: str, error: str) -> None:
+    os.environ.clear()  # the process that it is forked from has the variables of its start
     os.environ.update(environment)
     for stream, path in ((1, said), (2, error)):
         file = os.open(path, os.O_WRONLY)
@@ -33,11 +34,12 @@ def _program(arguments: tuple[str, ...], environment: dict[str, str], said: str,
 
 
 def python(*arguments: str | pathlib.Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess:
-    """As `python ARGUMENTS` (-c CODE, -m MODULE or FILE) is, but for the start: torch and fattn are imported. `environment`: variables beside its own."""
+    """As `python ARGUMENTS` (-c CODE, -m MODULE or FILE) is, but for two things: torch and fattn are imported already, and what runs at the end of an
+    interpreter does not. `environment`: variables beside this process's."""
     with tempfile.TemporaryDirectory() as folder:
         said, error = pathlib.Path(folder, "said"), pathlib.Path(folder, "error")
         said.touch(), error.touch()
-        process = context().Process(target=_program, args=(tuple(map(str, arguments)), environment, str(said), str(error)))
+        process = context().Process(target=_program, args=(tuple(map(str, arguments)), {**os.environ, **environment}, str(said), str(error)))
         process.start()
         process.join(timeout)
         if process.exitcode is None:

@@ -197,7 +197,8 @@ def processor_s(process: subprocess.Popen) -> float:
 def computed(process: subprocess.Popen, seconds: float) -> None:
     """Waits until it has taken so much more of the processor."""
     until_s, deadline = processor_s(process) + seconds, time.monotonic() + 60
-    while processor_s(process) < until_s and time.monotonic() < deadline:
+    while processor_s(process) < until_s:
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
 
 
