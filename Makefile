@@ -1,7 +1,7 @@
 # The commands of the project. `make help` lists them; each is a thin call of a script in tools/.
 BUILD := build
 JOBS ?= $(shell nproc)
-# Without it ccache finds nothing that has a precompiled header.
+# ccache finds units with a precompiled header only with these.
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
 

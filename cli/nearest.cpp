@@ -30,7 +30,7 @@ std::string nearest(const std::string& given, const std::vector<std::string>& kn
     for (const std::string& name : known)
       if (name.starts_with(given) && (best.empty() || name.size() < best.size())) best = name;
   if (!best.empty()) return best;
-  const size_t dashes = std::min(given.find_first_not_of('-'), given.size());  // those of a flag, which are as good in any
+  const size_t dashes = std::min(given.find_first_not_of('-'), given.size());  // of a flag; every flag has them, so they say nothing
   size_t best_distance = std::min<size_t>((given.size() - dashes) / 3 + 1, 3);
   for (const std::string& name : known)
     if (given.size() <= 100 && distance(given, name) <= best_distance) best_distance = distance(given, name), best = name;

@@ -16,7 +16,7 @@ int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
 constexpr int64_t kMostBlocks = int64_t{1} << 20;
 
 // The sum of of(first) over blocks of `step` of `n` rows. Of more than kMostBlocks, runs of them count by the mean of their ends, which is exact
-// where `of` grows evenly: off by less than a millionth, and no length takes longer than a moment.
+// where `of` grows evenly: off by less than a millionth of the largest times the number of blocks, and no length takes longer than a moment.
 template <class Of>
 double over_blocks(int64_t n, int64_t step, const Of& of) {
   const int64_t blocks = parts_of(n, step), run = std::max<int64_t>(1, parts_of(blocks, kMostBlocks));

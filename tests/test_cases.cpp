@@ -40,9 +40,9 @@ std::string parameter_name(const ::testing::TestParamInfo<Parameter>& info) {
 
 // Of how many cases of a dtype one is computed. FATTN_TEST_WHOLE=1 (`make test-all`): every case in every dtype. Without it, each of those that are
 // not small, and of the small ones those that take six sevenths of their time, is computed in one of the three dtypes in turn; of dear ones, which
-// take six sevenths of the time of large ones, a third of these. Of large ones a third is left to kernels that are slow: the plain ones, and those
-// on tiles, which most processors have in memory only. With 0 (sanitizers and emulation) small ones take turns three times as long. `fattn check`
-// has all.
+// take six sevenths of the time of large ones, a third of these. Slow kernels compute a third of that of large ones: the plain ones, and those on
+// tiles, which most processors have in memory only. With 0 (sanitizers and emulation) a third of that is computed of small cases. `fattn check` has
+// all.
 size_t turns_of(const Case& c, const Target& target) {
   const char* given = std::getenv("FATTN_TEST_WHOLE");
   const std::string whole = given ? given : "";

@@ -246,7 +246,7 @@ TEST_P(Accuracy, IsThatOfFlashAttention2) {
     for (const int64_t headdim : {64, 128}) {
       if (dtype == DType::kF16 && sigma == 64) continue;  // out of range
       if (headdim == 128 && (target.isa == Isa::kScalar || (sigma != 1 && sigma != 8)) && !test_is_whole())
-        continue;  // the dear ones, of some scales
+        continue;  // the dear ones: of some scales, by the plain kernels none
       expect_like_emulation({dtype, 256, 256, headdim, false, false, sigma});
       expect_like_emulation({dtype, 256, 256, headdim, true, false, sigma});
       if (target.algorithm == Algorithm::kV2) expect_like_emulation({dtype, 192, 256, headdim, false, true, sigma});  // with a bias

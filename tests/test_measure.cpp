@@ -492,12 +492,13 @@ TEST(Traffic, OfTheCpuIsThatOfThePlan) {
   EXPECT_FALSE(moved_bytes_cpu("standard", Isa::kAvx512, plain, Pass::kForward));
   ProblemSpec endless;  // of so many blocks that some stand for others
   endless.batch = endless.nheads = endless.nheads_k = 1, endless.seqlen_q = (int64_t{1} << 30) + 77, endless.seqlen_k = endless.seqlen_q + 5000;
-  for (const bool causal : {false, true}) {
+  for (const auto& [causal, seqlen_k] : {std::pair(false, endless.seqlen_k), {true, endless.seqlen_k}, {true, int64_t{1000}}}) {
     endless.causal = causal;
+    endless.seqlen_k = seqlen_k;
     EXPECT_NEAR(*moved_bytes_cpu("v2", Isa::kScalar, endless, Pass::kForward) / walked_on_cpu(endless, Isa::kScalar, Pass::kForward), 1, 1e-6);
   }
   endless.seqlen_q = endless.seqlen_k = int64_t{1} << 46;
-  EXPECT_GT(*moved_bytes_cpu("v1", Isa::kScalar, endless, Pass::kForwardBackward), 0);  // in a moment
+  EXPECT_GT(*moved_bytes_cpu("v1", Isa::kScalar, endless, Pass::kForwardBackward), 0);  // at once
   ProblemSpec other = plain;
   other.window_left = 3;
   EXPECT_FALSE(moved_bytes_cpu("v2", Isa::kAvx512, other, Pass::kForward));
