@@ -217,7 +217,6 @@ void set_gradients(const fattn_problem& g, Problem& p) {
 }  // namespace
 
 Problem validate(const fattn_problem& g) {
-  check_abi_version(g.abi_version);
   check_options(g);
 
   Problem p;
