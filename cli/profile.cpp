@@ -19,6 +19,7 @@
 #include "cli/profile_tools.h"
 #include "cli/progress.h"
 #include "cli/race.h"
+#include "cli/race_flags.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/status_file.h"
@@ -172,7 +173,7 @@ int run_on_attention(const ProfileFlags& flags) {
       keep("times of " + what);
     };
     status->now("times: fattn, standard");
-    if (place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library), options.pains());
+    measure_reads(options, spec);
     so_far->race = race(spec, contestants, options);
     if (const std::string warning = warning_of(so_far->race.disturbance, so_far->race.rows); !warning.empty()) profile.notes.push_back(warning);
     profile.rows = so_far->race.rows;
