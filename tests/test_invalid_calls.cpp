@@ -110,6 +110,9 @@ TEST(InvalidSmall, PackedGradientsAreFine) {
                Error);
 }
 
+// Where a workspace may begin, in 64 bytes more than it has.
+unsigned char* aligned_in(std::vector<unsigned char>& memory) { return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64; }
+
 TEST(InvalidSmall, WorkspaceTooSmallMisalignedOrNull) {
   size_t tried = 0;
   for (bool backward : {false, true}) {
@@ -125,7 +128,7 @@ TEST(InvalidSmall, WorkspaceTooSmallMisalignedOrNull) {
     b.q = p.q.data, b.k = p.k.data, b.v = p.v.data, b.o = p.o.data, b.lse = p.lse.data;
     b.dout = p.dout.data, b.dq = p.dq.data, b.dk = p.dk.data, b.dv = p.dv.data;
     std::vector<unsigned char> memory(bytes + 128);
-    auto* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    auto* aligned = aligned_in(memory);
     b.workspace = aligned;
     b.workspace_bytes = bytes;
     EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_OK) << fattn_last_error();
@@ -154,7 +157,7 @@ TEST(InvalidSmall, TensorsThatAPlanWasNotMadeFor) {
   good.lse = Tensor(lse.data(), DType::kF32, {2, 4, 6});
   const Plan plan(good, {});
   std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
-  void* const workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  void* const workspace = aligned_in(memory);
   const auto expect = [&](const std::string& words, const auto& tensors) {
     const std::string message = thrown_by([&] { plan.execute(tensors, workspace, plan.workspace_bytes()); });
     EXPECT_NE(message.find(words), std::string::npos) << "no '" << words << "' in: " << message;
@@ -189,7 +192,7 @@ TEST(InvalidSmall, StridesAlongOneElementReachNothing) {
   const Plan plan(t, {});
   std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
   t.q = Tensor(x.data(), DType::kF32, {1, 1, 1, 16}, {7, 5, 3, 1});
-  EXPECT_NO_THROW(plan.execute(t, memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64, plan.workspace_bytes()));
+  EXPECT_NO_THROW(plan.execute(t, aligned_in(memory), plan.workspace_bytes()));
 }
 
 TEST(InvalidSmall, StridesOfATensorWithoutElementsReachNothing) {
@@ -200,7 +203,7 @@ TEST(InvalidSmall, StridesOfATensorWithoutElementsReachNothing) {
   t.o = Tensor(nullptr, DType::kF32, {0, 4, 1, 16});
   const Plan plan(t, {});
   std::vector<unsigned char> memory(plan.workspace_bytes() + 64);
-  void* const workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  void* const workspace = aligned_in(memory);
   t.q = Tensor(x.data(), DType::kF32, {0, 4, 1, 16}, {7, 5, 3, 1});
   EXPECT_NO_THROW(plan.execute(t, workspace, plan.workspace_bytes()));
   t.q = Tensor(x.data(), DType::kF32, {0, 5, 1, 16});
