@@ -340,7 +340,7 @@ typedef struct fattn_trace_call {
  * Both are called by several threads at once; they must not throw, and a call is as slow as they are. Names are literals of the library. */
 typedef struct fattn_trace {
   uint32_t struct_size; /* sizeof(fattn_trace) */
-  uint32_t reserved;
+  uint32_t reserved;    /* 0 */
   void (*begin)(const char* name, const fattn_trace_call* call);
   void (*end)(void);
 } fattn_trace;
