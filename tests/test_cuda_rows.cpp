@@ -256,6 +256,8 @@ TEST_F(CudaRows, RequestsNameTheirHeaders) {
     EXPECT_NE(request.source.find("#include \"kernels/rows/"), std::string::npos);
     EXPECT_NE(request.source.find("static constexpr int kUnit = 1;"), std::string::npos);
     EXPECT_FALSE(core::jit::reachable(request.source, core::jit::embedded_sources()).empty());
+    EXPECT_EQ(request.source.find("kDependent = true") != std::string::npos, kind == KernelKind::kAppend) << "comes up early";
+    EXPECT_EQ(core::rows::cuda::rows_request({.kind = kind, .arch = 89, .unit = 1}).source.find("kDependent"), std::string::npos);
   }
 }
 

@@ -1,9 +1,10 @@
 // New keys and values go into a cache behind what is there, keys and queries turned to their positions: two CTAs a row of new keys and values, one a
 // row of queries, and one for what lists say if that is asked for. Nothing is written by a number that is out of range.
 //
-// Spec: kUnit, as of rotary embeddings.
+// Spec: kUnit, as of rotary embeddings; kDependent, if there: the kernel comes up while the one before it ends, and the one after it while it runs.
 #pragma once
 
+#include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/rows/turn.h"
 
@@ -170,6 +171,10 @@ __device__ __forceinline__ void say_lists(const AppendParams& p) {
 
 template <class Spec>
 __device__ __forceinline__ void append(const AppendParams& p) {
+  if constexpr (requires { Spec::kDependent; }) {
+    ptx::let_kernel_after_come_up();
+    ptx::wait_for_kernel_before();
+  }
   const unsigned cta = blockIdx.x, of_new = 2 * static_cast<unsigned>(p.of_new.all);
   if (cta < of_new) return append_row<Spec::kUnit>(p, cta / 2, cta % 2 != 0);
   if (cta < of_new + p.of_q.all) return turn_query<Spec::kUnit>(p, cta - of_new);

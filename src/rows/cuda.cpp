@@ -29,6 +29,9 @@ RowLse lse(const fattn_tensor& t) {
   return {t.data, places(places_of_lse(t)), t.dtype == FATTN_F64 ? 1 : 0};
 }
 
+// Append stands between what makes keys and a step of decode, which waits for little else.
+bool comes_up_early(const RowsKey& key) { return key.kind == KernelKind::kAppend && key.arch >= 90; }
+
 // Whether every row begins at a multiple of four elements' bytes.
 bool in_fours(const fattn_tensor& t) {
   if (t.ndim == 0) return true;
@@ -73,6 +76,7 @@ class OnDevice {
     CudaLaunch shape;
     shape.grid_x = static_cast<unsigned>(ctas);
     shape.block_x = kRowsThreads;
+    shape.early = comes_up_early(key);
     void* parameters[] = {&params};
     device_.launch(code.function, shape, static_cast<CUstream>(stream), parameters, code.name.c_str());
   }
@@ -111,10 +115,11 @@ jit::Request rows_request(const RowsKey& key) {
   jit::Request request;
   request.entry = text("fattn_", kernel.function);
   request.arch = key.arch;
-  request.source =
-      text("// ", kernel.what, ", ", key.unit, key.unit == 1 ? " element" : " elements", " at once\n#include \"kernels/rows/", kernel.header,
-           ".h\"\nstruct Spec {\n  static constexpr int kUnit = ", key.unit, ";\n};\nextern \"C\" __global__ void __launch_bounds__(", kRowsThreads,
-           ") ", request.entry, "(const __grid_constant__ fattn::", kernel.params, " p) {\n  fattn::rows::", kernel.function, "<Spec>(p);\n}\n");
+  request.source = text("// ", kernel.what, ", ", key.unit, key.unit == 1 ? " element" : " elements", " at once\n#include \"kernels/rows/",
+                        kernel.header, ".h\"\nstruct Spec {\n  static constexpr int kUnit = ", key.unit, ";\n",
+                        comes_up_early(key) ? "  static constexpr bool kDependent = true;\n" : "",
+                        "};\nextern \"C\" __global__ void __launch_bounds__(", kRowsThreads, ") ", request.entry,
+                        "(const __grid_constant__ fattn::", kernel.params, " p) {\n  fattn::rows::", kernel.function, "<Spec>(p);\n}\n");
   return request;
 }
 
