@@ -107,6 +107,9 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWor
 template <class Spec, class PagesOf, class Where>
 __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWork& work, [[maybe_unused]] const PagesOf& pages, const Where& where) {
   constexpr bool kPaged = !is_same<PagesOf, NoPages>;
+  // Numbers of pages are asked for before the steps that are loaded first, and later while the step before is loaded, so that copies wait for none:
+  // not where a warp has two tiles of rows, which leave no registers.
+  constexpr bool kLooksAhead = kPaged && Spec::kRowTiles == 1;
   using S = Shape<Spec>;
   using TileK = typename S::TileK;
   using TileV = typename S::TileV;
@@ -135,12 +138,27 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
   const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
   const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
   const unsigned ring = rings + static_cast<unsigned>(team) * S::kRingBytes;
-  const auto load = [&](int at, unsigned stage) {
+  // Of a step's keys lane i has the place of key i.
+  const auto look_up = [&](int at) {
+    EntryPages::Row found{0, 0};
+    if constexpr (kLooksAhead) {
+      const int key = at * Spec::kBlockN;
+      found = EntryPages(pages, place.batch)(key + min(lane % Spec::kBlockN, last_end - key - 1));
+    }
+    return found;
+  };
+  const auto load = [&](int at, unsigned stage, [[maybe_unused]] const EntryPages::Row& of_lane) {
     const int key = at * Spec::kBlockN, keys = last_end - key;
     if constexpr (kPaged) {
       const EntryPages of_entry(pages, place.batch);
       const auto row_of = [&](const unsigned short* first, int row, long long page_stride, long long row_stride) {
-        const EntryPages::Row found = of_entry(key + row);
+        EntryPages::Row found;
+        if constexpr (kLooksAhead) {
+          const auto of_row = [row](int x) { return static_cast<int>(ptx::shfl(static_cast<unsigned>(x), row)); };
+          found = {of_row(of_lane.page), of_row(of_lane.row)};
+        } else {
+          found = of_entry(key + row);
+        }
         return of_entry.has(found.page) ? first + found.offset(page_stride, row_stride) : nullptr;
       };
       const auto row_k = [&](int row) { return row_of(k, row, pages.k_stride, p.k_strides.row); };
@@ -161,11 +179,20 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
   };
 
   constexpr int kAhead = Spec::kStages * Spec::kTeams;  // a step is loaded as many before it is computed
+  EntryPages::Row places[kLooksAhead ? Spec::kStages + 1 : 1] = {};
+  if constexpr (kLooksAhead) {
+#pragma unroll
+    for (int i = 0; i <= Spec::kStages; ++i)
+      if (const int at = end - 1 - team - i * Spec::kTeams; at >= first) places[i] = look_up(at);
+  }
+  EntryPages::Row& next = places[kLooksAhead ? Spec::kStages : 0];
   unsigned stage = ring;
-#pragma unroll 1
-  for (int at = end - 1 - team; at > end - 1 - team - kAhead; at -= Spec::kTeams, stage = ptx::opaque(stage + S::kStageBytes)) {
-    if (at >= first) load(at, stage);
+#pragma unroll(kLooksAhead ? Spec::kStages : 1)
+  for (int i = 0; i < Spec::kStages; ++i) {
+    const int at = end - 1 - team - i * Spec::kTeams;
+    if (at >= first) load(at, stage, places[kLooksAhead ? i : 0]);
     ptx::cp_async_commit();
+    stage = ptx::opaque(stage + S::kStageBytes);
   }
   load_queries<Spec>(p, place, tile_q);
   __syncthreads();
@@ -223,7 +250,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
     }
     step<Spec>(w, stage + lane_k, stage + lane_v, visible_from(lane % 4 * 2));
     team_sync();
-    if (at - kAhead >= first) load(at - kAhead, stage);
+    if (at - kAhead >= first) load(at - kAhead, stage, next);
+    if constexpr (kLooksAhead) {
+      if (const int behind = at - kAhead - Spec::kTeams; behind >= first) next = look_up(behind);
+    }
     ptx::cp_async_commit();
     stage = stage + S::kStageBytes == ring + S::kRingBytes ? ring : stage + S::kStageBytes;
   }
@@ -236,7 +266,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
   __syncthreads();
   const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
   ptx::ThreadPlace thread{warp, lane};
-  if constexpr (kPaged && kShares<Spec>) thread = ptx::thread_place();  // of all threads: the steps have no registers to keep it in
+  if constexpr (kShares<Spec>) thread = ptx::thread_place();  // the steps have no registers to keep it in
   const int its_team = thread.warp / Spec::kRowWarps, its_row = thread.warp % Spec::kRowWarps * S::kWarpRows;
   store_part<Spec>(w, parts + static_cast<unsigned>(its_team) * S::kPartBytes, stats + static_cast<unsigned>(its_team) * S::kStatsBytes, its_row,
                    found.place.rows, thread.lane);
@@ -255,17 +285,19 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
   if constexpr (Spec::kDependent) ptx::wait_for_kernel_before();  // whatever it was: it may have written what is read here
   if constexpr (kShares<Spec>) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const auto [warp, lane] = ptx::thread_place();
-    const unsigned kept = ptx::shared_address(shared) + Shape<Spec>::kWalksAt + static_cast<unsigned>(warp) * kDecodeWalkBytes;
+    // Found again each time, so that nothing but the shared memory keeps it.
+    const auto kept = [] {
+      return ptx::shared_address(shared) + Shape<Spec>::kWalksAt + static_cast<unsigned>(ptx::thread_place().warp) * kDecodeWalkBytes;
+    };
     const auto walk = [kept] {
-      const uint4 x = ptx::ld_shared_16(kept);
+      const uint4 x = ptx::ld_shared_16(kept());
       return Walk{static_cast<int>(x.x), static_cast<int>(x.y), static_cast<int>(x.z)};
     };
-    Walk now = first_of<Spec::kBlockN, Spec::kTeams>(p, work, place.split, lane);
+    Walk now = first_of<Spec::kBlockN, Spec::kTeams>(p, work, place.split, ptx::thread_place().lane);
 #pragma unroll 1
     while (now.has_share(p, place_of<Spec>(p, work).split)) {
-      if (lane == 0)
-        ptx::st_shared_16(kept, uint4{static_cast<unsigned>(now.batch), static_cast<unsigned>(now.begin), static_cast<unsigned>(now.quantum), 0});
+      if (ptx::thread_place().lane == 0)
+        ptx::st_shared_16(kept(), uint4{static_cast<unsigned>(now.batch), static_cast<unsigned>(now.begin), static_cast<unsigned>(now.quantum), 0});
       ptx::warp_sync();
       attend<Spec>(p, work, pages, [&] { return visit_of<Spec>(p, work, walk()); });
       now = share_at<Spec::kBlockN>(p, work, place_of<Spec>(p, work).split, walk()).next;
