@@ -296,8 +296,9 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
     Walk now = first_of<Spec::kBlockN, Spec::kTeams>(p, work, place.split, ptx::thread_place().lane);
 #pragma unroll 1
     while (now.has_share(p, place_of<Spec>(p, work).split)) {
+      const unsigned to = kept();  // of all lanes: it is a shuffle
       if (ptx::thread_place().lane == 0)
-        ptx::st_shared_16(kept(), uint4{static_cast<unsigned>(now.batch), static_cast<unsigned>(now.begin), static_cast<unsigned>(now.quantum), 0});
+        ptx::st_shared_16(to, uint4{static_cast<unsigned>(now.batch), static_cast<unsigned>(now.begin), static_cast<unsigned>(now.quantum), 0});
       ptx::warp_sync();
       attend<Spec>(p, work, pages, [&] { return visit_of<Spec>(p, work, walk()); });
       now = share_at<Spec::kBlockN>(p, work, place_of<Spec>(p, work).split, walk()).next;
