@@ -60,6 +60,9 @@ TEST_P(OpsGpu, Linear) {
                                       {6, 1, 1},
                                       {2, 6400, 1600},
                                       {16, 768, 20000},
+                                      {1, 1600, 4800},
+                                      {33, 768, 3072},
+                                      {64, 3072, 768},
                                       {17, 768, 768},
                                       {101, 401, 70},
                                       {300, 96, 384}}) {
@@ -125,23 +128,23 @@ TEST_P(OpsGpu, LayerNormAndResidual) {
 }
 
 TEST_P(OpsGpu, NormAndProductInOne) {
-  for (const int64_t rows : {int64_t{1}, int64_t{5}, int64_t{16}, int64_t{40}})
+  for (const int64_t rows : {int64_t{1}, int64_t{5}, int64_t{16}, int64_t{40}, int64_t{64}})
     for (const int what : {0, 1, 2, 3}) {  // alone; with GELU; to the cache; rotary, too
       const int64_t in = 96, heads = 3, kv_heads = 2, headdim = 32, out = what < 2 ? 200 : (heads + 2 * kv_heads) * headdim;
       NormLinear p;
       p.linear = {rows, in, out, dtype(), what == 0 ? DType::kF32 : dtype(), what == 1 ? Activation::kGeluTanh : Activation::kNone};
       if (what >= 2) p.nheads = heads, p.nheads_k = kv_heads, p.headdim = headdim, p.rotary = what == 3;
       const auto size = [](int64_t n) { return static_cast<size_t>(n); };
-      const Array x(DType::kF32, size(50 * in), 1, 2), nw(dtype(), size(in), 2), nb(dtype(), size(in), 3), bias(dtype(), size(out), 4);
+      const Array x(DType::kF32, size(64 * in), 1, 2), nw(dtype(), size(in), 2), nb(dtype(), size(in), 3), bias(dtype(), size(out), 4);
       const Array weight(dtype(), size(in * out), 5, 0.1), normed(dtype(), size(rows * in));
       std::vector<int32_t> select, position;
       std::vector<int64_t> slot;
       for (int64_t r = 0; r < rows; ++r) {
         select.push_back(static_cast<int32_t>(r * 7 % 50));
         position.push_back(static_cast<int32_t>(r * 31));
-        slot.push_back((r * 11 + 3) % 64);
+        slot.push_back((r * 11 + 3) % 80);
       }
-      Array y(p.linear.y, size(rows * out)), k(dtype(), size(64 * kv_heads * headdim)), v = k, got_y = y, got_k = k, got_v = v;
+      Array y(p.linear.y, size(rows * out)), k(dtype(), size(80 * kv_heads * headdim)), v = k, got_y = y, got_k = k, got_v = v;
       const Array plain = packed(p.linear, kReference, weight, false);
       const OnDevice dx(x), dnw(nw), dnb(nb), db(bias), dw(packed(p.linear, kGpu, weight, false)), dn(normed), dy(y), dk(k), dv(v), ds(select),
           dp(position), dsl(slot);

@@ -1,9 +1,12 @@
-// y = activation(norm(x) weight^T + bias) of up to 16 rows: the time is that of reading the weight once. A warp has 8 outputs and a share of the
-// inputs; it asks for its weights, 16 bytes a lane, before it waits for the kernel before, which does not write them. Lanes 4 o .. 4 o + 3 have
-// neighbouring inputs of output o, which is how m16n8k16 wants its second operand if the inputs are numbered anew; x is numbered likewise.
+// y = activation(norm(x) weight^T + bias) of few rows: the time is that of reading the weight. A warp has 8 outputs and a share of the inputs; it
+// asks for its weights, 16 bytes a lane, before it waits for the kernel before, which does not write them. Lanes 4 o .. 4 o + 3 have neighbouring
+// inputs of output o, which is how m16n8k16 wants its second operand if the inputs are numbered anew; x is numbered likewise. Rows beyond those of a
+// CTA are those of others, along y of the grid.
 //
-// Spec: Element, kIn, kRows (8 or 16; fp32: 1, 4 or 16), kShares (warps that share outputs), kNorm, kActivation, kY (what y is), kKeysValues,
-// kSeveral (a CTA has more than one tile of outputs), kDependent.
+//
+// Spec: Element, kIn, kRows (of a CTA: 8, 16 or 32; fp32: 1, 4, 8 or 16), kWarps, kShares (warps that share outputs), kHeld (loads of a lane that
+// registers hold), kCtas (of a multiprocessor, which registers are enough for; 0: as many as they are), kNorm, kActivation, kY (what y is),
+// kKeysValues, kSeveral (a CTA has more than one tile of outputs), kDependent.
 #pragma once
 
 #include "kernels/ops/activation.h"
@@ -19,20 +22,17 @@ struct ProductShape {
   using Element = typename Spec::Element;
   static constexpr bool kSingle = is_same<Element, float>;
   static constexpr int kBytes = sizeof(Bits<Element>);
-  static constexpr int kWarps = kOpsThreads / 32, kTiles = kWarps / Spec::kShares;  // tiles of 8 outputs side by side
-  static constexpr int kUnit = 16 / kBytes, kChunk = 4 * kUnit;                     // inputs of a lane's load, of a warp's
+  static constexpr int kWarps = Spec::kWarps, kThreads = 32 * kWarps, kTiles = kWarps / Spec::kShares;  // tiles of 8 outputs side by side
+  static constexpr int kUnit = 16 / kBytes, kChunk = 4 * kUnit;                                         // inputs of a lane's load, of a warp's
   static constexpr int kStride = (Spec::kIn + 31) / 32 * 32, kChunks = kStride / kChunk;
   static constexpr int kLoads = (kChunks + Spec::kShares - 1) / Spec::kShares;  // of a lane, for one tile
   // In stages of as many as registers hold, twice where the next ones are under way meanwhile.
-#if __CUDA_ARCH__ >= 900
-  static constexpr int kWide = 12;
-#else
-  static constexpr int kWide = 0;  // ptxas gives a thread half of its registers
-#endif
-  static constexpr int kMost = !kSingle && kWide > 0 ? kWide : kLoads <= 8 ? 8 : 6;
-  static constexpr int kStages = (kLoads + kMost - 1) / kMost, kHeld = (kLoads + kStages - 1) / kStages;
+  static constexpr int kStages = (kLoads + Spec::kHeld - 1) / Spec::kHeld, kHeld = (kLoads + kStages - 1) / kStages;
   static constexpr int kRowBytes = kStride * kBytes + (kSingle ? 0 : 64);  // rows of x in shared memory; not on the same banks
   static constexpr int kPart = 8 * Spec::kRows;                            // sums of a warp
+  // LayerNorm's weights are read ahead where registers hold them beside x and the weight.
+  static constexpr int kRegisters = 2048 / ((kWarps + 1) / 2 * 2 * (Spec::kCtas > 0 ? Spec::kCtas : 1));
+  static constexpr bool kNormEarly = !Spec::kSeveral && 4 * kHeld + 8 * ((Spec::kIn + 127) / 128) <= kRegisters - 44;
 };
 
 // 16 bytes that nobody reads again, and not later than here.
@@ -46,10 +46,13 @@ template <class Spec>
 class Product {
   using Shape = ProductShape<Spec>;
   using Element = typename Spec::Element;
-  static constexpr int kHeld = Shape::kHeld, kSums = Shape::kSingle ? Spec::kRows : 4;
+  // The two steps of 16 inputs that a load has are summed apart, where registers suffice: neither waits for the other.
+  static constexpr int kHeld = Shape::kHeld, kRowTiles = (Spec::kRows + 15) / 16, kSets = Spec::kDependent ? 2 : 1;
+  static constexpr int kSums = Shape::kSingle ? Spec::kRows : kRowTiles * kSets * 4;
 
   const ProductParams& p_;
   const int warp_, lane_, share_, side_;  // side_: which of the CTA's tiles
+  const int first_, rows_;                // rows of the CTA
   unsigned char* const x_;                // rows in shared memory
   float* const parts_;
 
@@ -70,35 +73,44 @@ class Product {
   }
 
   __device__ void multiply(int stage, const uint4 (&w)[kHeld], float (&sums)[kSums]) const {
-    const int g = lane_ / 4, t = lane_ % 4;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int chunk = (stage * kHeld + i) * Spec::kShares + share_;
       if (Shape::kChunks % (Spec::kShares * kHeld) != 0 && chunk >= Shape::kChunks) break;
-      const unsigned char* x = x_ + chunk * 64 + t * 16;
-      if constexpr (Shape::kSingle) {
-        const float4 b{__uint_as_float(w[i].x), __uint_as_float(w[i].y), __uint_as_float(w[i].z), __uint_as_float(w[i].w)};
+      multiply_chunk(chunk, w[i], sums);
+    }
+  }
+  __device__ __forceinline__ void multiply_chunk(int chunk, const uint4& w, float (&sums)[kSums]) const {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const unsigned char* x = x_ + chunk * 64 + t * 16;
+    if constexpr (Shape::kSingle) {
+      const float4 b{__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
 #pragma unroll
-        for (int r = 0; r < Spec::kRows; ++r) {
-          const float4 a = *reinterpret_cast<const float4*>(x + r * Shape::kRowBytes);
-          sums[r] = fmaf(a.x, b.x, sums[r]);
-          sums[r] = fmaf(a.y, b.y, sums[r]);
-          sums[r] = fmaf(a.z, b.z, sums[r]);
-          sums[r] = fmaf(a.w, b.w, sums[r]);
-        }
-      } else {
+      for (int r = 0; r < Spec::kRows; ++r) {
+        const float4 a = *reinterpret_cast<const float4*>(x + r * Shape::kRowBytes);
+        sums[r] = fmaf(a.x, b.x, sums[r]);
+        sums[r] = fmaf(a.y, b.y, sums[r]);
+        sums[r] = fmaf(a.z, b.z, sums[r]);
+        sums[r] = fmaf(a.w, b.w, sums[r]);
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        const int row = tile * 16 + g;
         uint4 low{0, 0, 0, 0}, high{0, 0, 0, 0};
-        if (g < p_.rows) low = *reinterpret_cast<const uint4*>(x + g * Shape::kRowBytes);
+        if (row < rows_) low = *reinterpret_cast<const uint4*>(x + row * Shape::kRowBytes);
         if constexpr (Spec::kRows > 8)
-          if (g + 8 < p_.rows) high = *reinterpret_cast<const uint4*>(x + (g + 8) * Shape::kRowBytes);
-        mma(sums, low.x, high.x, low.y, high.y, w[i].x, w[i].y);
-        mma(sums, low.z, high.z, low.w, high.w, w[i].z, w[i].w);
+          if (row + 8 < rows_) high = *reinterpret_cast<const uint4*>(x + (row + 8) * Shape::kRowBytes);
+        float* const to = sums + tile * kSets * 4;
+        mma(to, low.x, high.x, low.y, high.y, w.x, w.y);
+        mma(to + (kSets - 1) * 4, low.z, high.z, low.w, high.w, w.z, w.w);
       }
     }
   }
 
-  __device__ static void mma(float (&d)[kSums], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  __device__ __forceinline__ static void mma(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     const unsigned a[4] = {a0, a1, a2, a3};
+    float(&d)[4] = *reinterpret_cast<float(*)[4]>(sums);
     if constexpr (is_same<Element, bf16>)
       ptx::mma_m16n8k16_bf16(d, a, b0, b1);
     else if constexpr (is_same<Element, f16>)
@@ -112,23 +124,23 @@ class Product {
   // Rows of x to shared memory.
   template <class Norm>
   __device__ void stage_rows(const Norm& norm) const {
-    for (int row = warp_; row < (Shape::kSingle ? Spec::kRows : p_.rows); row += Shape::kWarps) {
+    for (int row = warp_; row < (Shape::kSingle ? Spec::kRows : rows_); row += Shape::kWarps) {
       unsigned char* to = x_ + row * Shape::kRowBytes;
-      if (row >= p_.rows) {
+      if (row >= rows_) {
         for (int i = lane_ * 16; i < Shape::kRowBytes; i += 512) *reinterpret_cast<uint4*>(to + i) = uint4{0, 0, 0, 0};
         continue;
       }
       if constexpr (Shape::kStride != Spec::kIn) zero_behind(row);
       if constexpr (Spec::kNorm) {  // a warp a row
-        const float* x = static_cast<const float*>(p_.x) + static_cast<long long>(p_.select ? p_.select[row] : row) * Spec::kIn;
+        const float* x = static_cast<const float*>(p_.x) + static_cast<long long>(p_.select ? p_.select[first_ + row] : first_ + row) * Spec::kIn;
         normalise_row<Element, Spec::kIn>(lane_, p_.epsilon, norm, reader_of<Spec::kIn>(x), [&](int at, auto y) { put<Element>(to, at, y); });
       }
     }
     if constexpr (!Spec::kNorm) {
       constexpr int kUnit = Spec::kIn % Shape::kUnit == 0 ? Shape::kUnit : 1, kUnits = Spec::kIn / kUnit;
-      const Bits<Element>* x = static_cast<const Bits<Element>*>(p_.x);
+      const Bits<Element>* x = static_cast<const Bits<Element>*>(p_.x) + static_cast<long long>(first_) * Spec::kIn;
 #pragma unroll 4
-      for (int i = static_cast<int>(threadIdx.x); i < p_.rows * kUnits; i += kOpsThreads) {
+      for (int i = static_cast<int>(threadIdx.x); i < rows_ * kUnits; i += Shape::kThreads) {
         const int row = i / kUnits, at = i % kUnits * kUnit;
         Bits<Element>* to = reinterpret_cast<Bits<Element>*>(x_ + row * Shape::kRowBytes) + at;
         if constexpr (kUnit > 1)
@@ -151,11 +163,17 @@ class Product {
         if (t == 0) part[r * 8 + g] = sums[r];
       }
     } else {
-      part[g * 8 + 2 * t] = sums[0];
-      part[g * 8 + 2 * t + 1] = sums[1];
-      if constexpr (Spec::kRows > 8) {
-        part[(g + 8) * 8 + 2 * t] = sums[2];
-        part[(g + 8) * 8 + 2 * t + 1] = sums[3];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        const float* s = sums + tile * kSets * 4;
+        const auto sum = [&](int i) { return kSets == 1 ? s[i] : s[i] + s[i + kSets * 4 - 4]; };
+        float* to = part + (tile * 16 + g) * 8 + 2 * t;
+        to[0] = sum(0);
+        to[1] = sum(1);
+        if constexpr (Spec::kRows > 8) {
+          to[64] = sum(2);
+          to[65] = sum(3);
+        }
       }
     }
   }
@@ -166,36 +184,36 @@ class Product {
     float bias, before;
     long long slot;
   };
-  static constexpr int kItems = (Shape::kTiles * Shape::kPart + kOpsThreads - 1) / kOpsThreads;
+  static constexpr int kItems = (Shape::kTiles * Shape::kPart + Shape::kThreads - 1) / Shape::kThreads;
 
   // The bias may be read before the kernel before has ended, what that writes afterwards.
   __device__ void look_ahead(int tile, Item (&items)[kItems]) const {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const int i = n * kOpsThreads + static_cast<int>(threadIdx.x);
+      const int i = n * Shape::kThreads + static_cast<int>(threadIdx.x);
       Item& item = items[n];
-      item.row = i < Shape::kTiles * Shape::kPart ? i % Shape::kPart / 8 : p_.rows;
+      item.row = i < Shape::kTiles * Shape::kPart ? i % Shape::kPart / 8 : rows_;
       item.output = (tile * Shape::kTiles + i / Shape::kPart) * 8 + i % 8;
-      if (item.output >= p_.out) item.row = p_.rows;
-      item.bias = item.row < p_.rows && p_.bias ? read<Element>(p_.bias, item.output) : 0;
+      if (item.output >= p_.out) item.row = rows_;
+      item.bias = item.row < rows_ && p_.bias ? read<Element>(p_.bias, item.output) : 0;
     }
   }
   __device__ void look(Item (&items)[kItems]) const {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       Item& item = items[n];
-      if (item.row >= p_.rows) continue;
+      if (item.row >= rows_) continue;
       if constexpr (Spec::kY == Y::kAdded) item.before = static_cast<const float*>(p_.y)[place_of(item)];
-      if constexpr (Spec::kKeysValues) item.slot = p_.slot ? p_.slot[item.row] : item.row;
+      if constexpr (Spec::kKeysValues) item.slot = p_.slot ? p_.slot[first_ + item.row] : first_ + item.row;
     }
   }
-  __device__ long long place_of(const Item& item) const { return static_cast<long long>(item.row) * p_.out + item.output; }
+  __device__ long long place_of(const Item& item) const { return static_cast<long long>(first_ + item.row) * p_.out + item.output; }
 
   __device__ void finish(const Item (&items)[kItems]) const {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const int i = n * kOpsThreads + static_cast<int>(threadIdx.x);
-      if (items[n].row >= p_.rows) continue;
+      const int i = n * Shape::kThreads + static_cast<int>(threadIdx.x);
+      if (items[n].row >= rows_) continue;
       const float* part = parts_ + i / Shape::kPart * Spec::kShares * Shape::kPart + i % Shape::kPart;
       float sum = 0;
 #pragma unroll
@@ -222,13 +240,15 @@ class Product {
   }
 
  public:
-  __device__ Product(const ProductParams& p, unsigned char* x, float* parts)
+  __device__ Product(const ProductParams& p, unsigned char* shared, float* parts)
       : p_(p),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         share_(warp_ % Spec::kShares),
         side_(warp_ / Spec::kShares),
-        x_(x),
+        first_(static_cast<int>(blockIdx.y) * Spec::kRows),
+        rows_(min(Spec::kRows, p.rows - first_)),
+        x_(shared),
         parts_(parts) {}
 
   __device__ void run() const {
@@ -240,7 +260,7 @@ class Product {
     look_ahead(tile, items);
     const auto norm = [&] {
       if constexpr (Spec::kNorm)
-        return NormWeights<Element, Spec::kIn, !Spec::kSeveral>(lane_, p_.norm_weight, p_.norm_bias);
+        return NormWeights<Element, Spec::kIn, Shape::kNormEarly>(lane_, p_.norm_weight, p_.norm_bias);
       else
         return 0;
     }();
@@ -280,9 +300,9 @@ class Product {
 
 template <class Spec>
 __device__ __forceinline__ void product(const ProductParams& p) {
-  extern __shared__ __align__(16) unsigned char fattn_product_rows[];
+  extern __shared__ __align__(16) unsigned char fattn_product_shared[];
   __shared__ float parts[ProductShape<Spec>::kWarps * ProductShape<Spec>::kPart];
-  Product<Spec>(p, fattn_product_rows, parts).run();
+  Product<Spec>(p, fattn_product_shared, parts).run();
 }
 
 }  // namespace fattn::ops

@@ -87,6 +87,9 @@ std::string spec_of(const KernelKey& key) {
       number("kIn", key.in);
       number("kRows", key.rows);
       number("kShares", key.shares);
+      number("kWarps", key.warps);
+      number("kHeld", key.held);
+      number("kCtas", key.ctas);
       flag("kNorm", key.norm != 0);
       flag("kKeysValues", key.keys_values != 0);
       flag("kSeveral", key.several != 0);
@@ -120,7 +123,8 @@ std::string comment_of(const KernelKey& key) {
   std::string line = text("// ", has_element(key.kind) ? name_of(static_cast<DType>(key.dtype)) : "fp32");
   if (key.kind == KernelKind::kConvert) line += text(" to ", name_of(static_cast<DType>(key.to)));
   if (key.in > 0) line += text(", width ", key.in);
-  if (key.rows > 0) line += text(", up to ", key.rows, " rows, ", key.shares, " warps an output");
+  if (key.rows > 0) line += text(", up to ", key.rows, " rows, ", key.shares, " of ", key.warps, " warps an output, ", key.held, " loads");
+  if (key.ctas > 0) line += text(", ", key.ctas, " CTAs");
   if (key.norm != 0) line += ", LayerNorm";
   if (key.keys_values != 0) line += ", keys and values";
   if (key.activation != 0) line += ", GELU";
@@ -150,12 +154,13 @@ bool has_element(KernelKind kind) {
 }
 
 core::jit::Request request_of(const KernelKey& key) {
-  const Source s = source_of(key.kind);
+  Source s = source_of(key.kind);
+  if (key.warps > 0) s.threads = 32 * key.warps;
   const bool plain = key.kind == KernelKind::kLoss;
   std::string source = text(comment_of(key), "#include \"kernels/ops/", s.header, ".h\"\n");
   if (!plain) source += text("struct Spec {\n", spec_of(key), "};\n");
-  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, ") ", s.name, "(const __grid_constant__ fattn::", s.params,
-                 " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
+  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, key.ctas > 0 ? text(", ", key.ctas) : "", ") ", s.name,
+                 "(const __grid_constant__ fattn::", s.params, " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
   return {.entry = s.name, .source = source, .arch = key.arch, .arch_specific = false, .sources = embedded_sources};
 }
 
@@ -180,10 +185,11 @@ KernelKey Gpu::key_of(KernelKind kind, DType dtype) const {
 
 void Gpu::load(const KernelKey& key) const { core::jit::kernel_table().get(device_, core::jit::key_of_pod(key), make_request); }
 
-void Gpu::launch(const KernelKey& key, int64_t grid, int threads, int shared_bytes, const void* params, void* stream) const {
+void Gpu::launch(const KernelKey& key, int64_t grid, int threads, int shared_bytes, const void* params, void* stream, int64_t grid_y) const {
   const core::jit::Loaded& loaded = core::jit::kernel_table().get(device_, core::jit::key_of_pod(key), make_request);
   core::CudaLaunch shape;
   shape.grid_x = static_cast<unsigned>(grid);
+  shape.grid_y = static_cast<unsigned>(grid_y);
   shape.block_x = static_cast<unsigned>(threads);
   shape.shared_bytes = static_cast<unsigned>(shared_bytes);
   shape.early = key.arch >= kDependent && key.kind != KernelKind::kBias && key.kind != KernelKind::kLoss;

@@ -51,8 +51,8 @@ struct KernelKey {
   int32_t rows = 0, shares = 0;
   ProductY y{};
   int32_t activation = 0;
-  int32_t norm = 0, keys_values = 0, several = 0;
-  int32_t add = 0, rotary = 0, wide = 0;
+  int16_t norm = 0, keys_values = 0, several = 0, add = 0, warps = 0, held = 0, ctas = 0, reserved = 0;
+  int32_t rotary = 0, wide = 0;
   int32_t to = 0, gradient = 0;  // to: dtype
   bool operator==(const KernelKey&) const = default;
 };
@@ -78,7 +78,7 @@ class Gpu {
   // Compiles and loads, so that launches need not.
   void load(const KernelKey& key) const;
   // `params` is the kernel's one argument.
-  void launch(const KernelKey& key, int64_t grid, int threads, int shared_bytes, const void* params, void* stream) const;
+  void launch(const KernelKey& key, int64_t grid, int threads, int shared_bytes, const void* params, void* stream, int64_t grid_y = 1) const;
 
  private:
   core::CudaDevice& device_;

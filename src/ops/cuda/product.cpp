@@ -15,45 +15,79 @@ std::vector<int> rows_of(DType dtype) { return dtype == DType::kF32 ? std::vecto
 // Bytes of a row of x in shared memory (ProductShape::kRowBytes).
 int64_t row_bytes(const Linear& p) { return packed_stride(p) * static_cast<int64_t>(size_of(p.dtype)) + (p.dtype == DType::kF32 ? 0 : 64); }
 
-int64_t ctas_of(const Linear& p, int shares) {
-  const int64_t tiles = kWarps / shares;  // of 8 outputs that a CTA has
-  return (packed_rows(p) / kOutputsUnit + tiles - 1) / tiles;
-}
+int64_t ctas_of(const Linear& p, int tiles) { return (packed_rows(p) / kOutputsUnit + tiles - 1) / tiles; }
 
 // As few warps an output as give every multiprocessor a CTA, and no lane more to wait for than it holds.
 int shares_of(const Linear& p, int multiprocessors) {
   const int64_t chunks = packed_stride(p) * static_cast<int64_t>(size_of(p.dtype)) / 64;
   int shares = 1;
-  while (shares < kWarps && (ctas_of(p, shares) < multiprocessors || (chunks + shares - 1) / shares > kLoads)) shares *= 2;
+  while (shares < kWarps && (ctas_of(p, kWarps / shares) < multiprocessors || (chunks + shares - 1) / shares > kLoads)) shares *= 2;
   return shares;
+}
+
+// Weights that are many outputs wide: each warp has 8 outputs of its own, and CTAs take the next ones in turn.
+ProductSplit split_of_many(const Linear& p, const ProductTarget& target) {
+  constexpr int64_t kShort = 768;  // inputs: of as many a CTA is soon done, and the next one comes up meanwhile
+  if (p.in <= kShort) return {.tiles = kWarps, .shares = 1, .held = 6, .ctas = 2};
+  return {.tiles = kWarps, .shares = 1, .held = 13, .ctas = 1, .grid = target.multiprocessors};
+}
+
+// Measured on one H200 by tests/tune_products.
+ProductSplit split_of(const Linear& p, const ProductTarget& target) {
+  const bool hopper = target.arch == 90 && p.dtype != DType::kF32;
+  ProductSplit split;
+  split.shares = shares_of(p, target.multiprocessors);
+  split.tiles = kWarps / split.shares;
+  const int64_t ctas = ctas_of(p, split.tiles), together = 2 * target.multiprocessors;
+  if (hopper && ctas_of(p, kWarps) > together) return split_of_many(p, target);
+  // Each warp has 8 outputs of its own, where these are of many inputs: nothing is put together that others wait for.
+  constexpr int64_t kLong = 1600;
+  if (hopper && p.in >= kLong && 2 * ctas_of(p, kWarps) > target.multiprocessors) return {.tiles = kWarps, .shares = 1, .held = 13, .ctas = 1};
+  const int64_t chunks = packed_stride(p) * static_cast<int64_t>(size_of(p.dtype)) / 64;
+  const int64_t loads = (chunks + split.shares - 1) / split.shares;
+  // In kernels for 8.x ptxas gives a thread half of its registers.
+  const bool wide = target.arch >= 90 && p.dtype != DType::kF32;
+  if (ctas > 2 * together) split.grid = together;
+  split.held = wide ? 12 : split.grid > 0 ? 4 : loads <= 8 ? 8 : 5;
+  split.ctas = hopper ? 2 : 0;
+  return split;
 }
 
 }  // namespace
 
+ProductVariant product_variant(const Linear& p, const ProductOptions& options, const ProductTarget& target, const ProductSplit& split) {
+  ProductVariant v;
+  v.key.kind = KernelKind::kProduct;
+  v.key.arch = target.arch;
+  v.key.dtype = static_cast<int32_t>(p.dtype);
+  v.key.in = static_cast<int32_t>(p.in);
+  v.key.rows = split.rows;
+  v.key.shares = split.shares;
+  v.key.warps = static_cast<int16_t>(split.tiles * split.shares);
+  v.key.held = static_cast<int16_t>(split.held);
+  v.key.ctas = static_cast<int16_t>(split.ctas);
+  v.key.y = p.accumulate ? ProductY::kAdded : p.y == DType::kF32 ? ProductY::kSingle : ProductY::kElement;
+  v.key.activation = static_cast<int32_t>(p.activation);
+  v.key.norm = options.norm ? 1 : 0;
+  v.key.keys_values = options.keys_values ? 1 : 0;
+  v.key.several = split.grid > 0 ? 1 : 0;
+  v.grid = split.grid > 0 ? split.grid : ctas_of(p, split.tiles);
+  v.most_rows = split.rows;
+  v.shared_bytes = static_cast<int>(row_bytes(p));
+  return v;
+}
+
 std::vector<ProductVariant> product_variants(const Linear& p, const ProductOptions& options, const ProductTarget& target) {
   std::vector<ProductVariant> variants;
   if (p.in > kMostIn || p.out >= int64_t{1} << 31) return variants;
-  const int shares = shares_of(p, target.multiprocessors);
-  const int64_t ctas = ctas_of(p, shares), together = 2 * target.multiprocessors;
-  const bool several = ctas > 2 * together;
+  const ProductSplit planned = split_of(p, target);
   int before = 0;
   for (const int rows : rows_of(p.dtype)) {
-    const int64_t parts = int64_t{4} * kWarps * 8 * rows, shared = row_bytes(p) * rows;
-    if (shared + parts > target.shared_bytes || before >= p.rows) break;
-    ProductVariant v;
-    v.key.kind = KernelKind::kProduct;
-    v.key.arch = target.arch;
-    v.key.dtype = static_cast<int32_t>(p.dtype);
-    v.key.in = static_cast<int32_t>(p.in);
-    v.key.rows = rows;
-    v.key.shares = shares;
-    v.key.y = p.accumulate ? ProductY::kAdded : p.y == DType::kF32 ? ProductY::kSingle : ProductY::kElement;
-    v.key.activation = static_cast<int32_t>(p.activation);
-    v.key.norm = options.norm ? 1 : 0;
-    v.key.keys_values = options.keys_values ? 1 : 0;
-    v.key.several = several ? 1 : 0;
-    v.grid = several ? together : ctas;
-    v.shared_bytes = static_cast<int>(row_bytes(p));
+    ProductSplit split = planned;
+    split.rows = rows;
+    const int64_t parts = int64_t{4} * split.tiles * split.shares * 8 * rows, room = target.shared_bytes - row_bytes(p) * rows - parts;
+    if (room < 0 || before >= p.rows) break;
+    const ProductVariant v = product_variant(p, options, target, split);
     variants.push_back(v);
     before = rows;
   }
@@ -66,9 +100,10 @@ Product::Product(const Gpu& gpu, const Linear& p, const ProductOptions& options)
 }
 
 void Product::launch(const ProductParams& params, void* stream) const {
-  const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const ProductVariant& v) { return params.rows <= v.key.rows; });
-  const int rows = problem_.dtype == DType::kF32 ? found->key.rows : params.rows;  // in shared memory
-  gpu_.launch(found->key, found->grid, kOpsThreads, rows * found->shared_bytes, &params, stream);
+  const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const ProductVariant& v) { return params.rows <= v.most_rows; });
+  const int of_cta = found->key.rows;
+  const int rows = problem_.dtype == DType::kF32 ? of_cta : std::min(params.rows, of_cta);  // in shared memory
+  gpu_.launch(found->key, found->grid, found->threads(), found->shared_for(rows), &params, stream, (params.rows + of_cta - 1) / of_cta);
 }
 
 }  // namespace fattn::ops::cuda

@@ -16,15 +16,27 @@ inline int64_t packed_rows(const Linear& p) { return (p.out + kOutputsUnit - 1) 
 struct ProductOptions {
   bool norm = false, keys_values = false;
 };
-// The kernel for calls of up to key.rows rows.
+// How a product is divided over a GPU.
+struct ProductSplit {
+  int rows = 0;      // of a CTA
+  int tiles = 0;     // of 8 outputs, that a CTA has at once
+  int shares = 0;    // warps that share a tile
+  int held = 0;      // loads of a lane, 16 bytes each, that are under way at once
+  int ctas = 0;      // of a multiprocessor, which registers are to suffice for; 0: as many as they do
+  int64_t grid = 0;  // CTAs that take tiles of outputs in turn; 0: each has one
+};
+// The kernel for calls of up to most_rows rows.
 struct ProductVariant {
   KernelKey key;
-  int64_t grid = 0;
+  int64_t grid = 0, most_rows = 0;
   int shared_bytes = 0;  // of a row
+  int threads() const { return 32 * key.warps; }
+  int shared_for(int64_t rows) const { return static_cast<int>(rows) * shared_bytes; }
 };
 struct ProductTarget {
   int arch = 0, multiprocessors = 0, shared_bytes = 0;
 };
+ProductVariant product_variant(const Linear& problem, const ProductOptions& options, const ProductTarget& target, const ProductSplit& split);
 // By rows, ascending; for up to `rows` of the problem, or as far as shared memory holds them.
 std::vector<ProductVariant> product_variants(const Linear& problem, const ProductOptions& options, const ProductTarget& target);
 
@@ -33,7 +45,7 @@ class Product {
   // For calls of up to most_rows(), or of none: then all are somebody else's.
   Product(const Gpu& gpu, const Linear& problem, const ProductOptions& options);
 
-  int64_t most_rows() const { return variants_.empty() ? 0 : variants_.back().key.rows; }
+  int64_t most_rows() const { return variants_.empty() ? 0 : variants_.back().most_rows; }
   void launch(const ProductParams& params, void* stream) const;
 
  private:
