@@ -48,7 +48,7 @@ ProductSplit split_of(const Linear& p, const ProductTarget& target) {
   // In kernels for 8.x ptxas gives a thread half of its registers.
   const bool wide = target.arch >= 90 && p.dtype != DType::kF32;
   if (ctas > 2 * together) split.grid = together;
-  split.held = wide ? 12 : split.grid > 0 ? 4 : loads <= 8 ? 8 : 5;
+  split.held = wide ? 12 : split.grid > 0 && p.in > 768 ? 4 : loads <= 8 ? 8 : 5;
   split.ctas = hopper ? 2 : 0;
   return split;
 }
