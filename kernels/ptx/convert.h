@@ -23,6 +23,17 @@ __device__ __forceinline__ unsigned cvt_f16x2(float low, float high) {
   return d;
 }
 
+// Towards zero.
+__device__ __forceinline__ unsigned cvt_f16x2_to_zero(float low, float high) {
+  unsigned d;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+#else
+  asm("{.reg .b16 l, h; cvt.rz.f16.f32 l, %1; cvt.rz.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(d) : "f"(low), "f"(high));
+#endif
+  return d;
+}
+
 __device__ __forceinline__ float cvt_f32_f16(unsigned short x) {
   float d;
   asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(x));

@@ -10,6 +10,9 @@
 // dS^T is in shared memory in any case, for dQ, which all warps compute together one block later, when one barrier a block has made it visible
 // (pipelined; otherwise in the same block, with a barrier more).
 //
+// P^T passes with more digits than the dtype has (kernels/fine_weights.h), for dS^T will be rounded itself. What dV takes is rounded from it in the
+// same registers, or made beside it where what passes is another thing than P^T, and goes to where warps read it back once the second role has read.
+//
 // With softcap dS^T = P^T (1 - T^2) (dP^T - row_sum), T = tanh(...) the capped scores before they are multiplied by softcap: P^T (1 - T^2) goes to
 // the second role in place of P^T.
 //

@@ -20,6 +20,7 @@ class Backward : BackwardScores<Spec> {
   // clang-format off
   using Place::kTile, Place::kWidth, Place::kWidthV, Place::kBlockM, Place::kBlockN, Place::kThreads, Place::kGroupWarps, Place::kPipelined;
   using Place::kExchange, Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kTwoForms, Place::kHides, Place::kByIds, Place::kWholeWeights;
+  using Place::kFine, Place::kRoundedLater, Place::kReadLate, typename Place::Fine;
   using Place::kByDocument, Place::kKeys, Place::kQueries, Place::kChunk, Place::kKeyTiles, Place::kChunkTiles, Place::kColumns, Place::kColumnsV;
   using Place::kSumTiles, Place::kDqRowWarps, Place::kDqRows, Place::kDqColumns, Place::kDqSpan, typename Place::KLoader, typename Place::VLoader;
   using typename Place::Bits, typename Place::Element, Place::p, Place::shared, Place::thread, Place::lane, Place::warp, Place::values;
@@ -27,7 +28,7 @@ class Backward : BackwardScores<Spec> {
   using typename Place::Step, Place::after, Place::before, Place::seqlen_k, Place::blocks_end, Place::take_tile, Place::narrow;
   using Place::of_one_document, Place::nth_key_block, Place::at, Place::load_keys, Place::load_queries, Place::commit, Place::wait_for_loads;
   using Place::kAllThreads, Place::kRoleThreads, Place::weights_barrier, Place::role_barrier, Place::q_tile, Place::dout_tile, Place::ds_tile;
-  using Place::p_tile, Place::lse_rows;
+  using Place::p_tile, Place::lse_rows, Place::read_again;
   using Scores::hide, Scores::weights, Scores::pair_weights, Scores::copy, Scores::score_gradients, Scores::pair_score_gradients;
   using Scores::whole_score_gradients, Scores::add_to_dbias;
   // clang-format on
@@ -65,6 +66,15 @@ class Backward : BackwardScores<Spec> {
   template <int kSpan, int kInner>
   __device__ void accumulate_others(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at) const;
+  // kRoundedLater: what was sent, as dV takes it.
+  __device__ static void round(unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) bits[j][i][e] = Fine::rounded(bits[j][i][e]);
+  }
   __device__ static void store_chunk(const FragmentStore<kBlockM, kQueries>& store, unsigned tile, int row,
                                      const unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]);
   template <int kSpan, int kRowTiles, int kColumnTiles, class Load>

@@ -5,6 +5,7 @@
 #include "device_abi/attention_params.h"
 #include "device_abi/backward_layout.h"
 #include "kernels/documents.h"
+#include "kernels/fine_weights.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
@@ -33,11 +34,19 @@ struct BackwardPlace {
   // Gradients in fp32: what rounding takes from P^T follows it through shared memory, so that dS^T is of P^T in fp32.
   static constexpr bool kWholeWeights = kPair.fp32_out;
   static constexpr bool kHides = kPair.hides();
+  // Elsewhere P^T passes as kernels/fine_weights.h has it, but not in fp16 where its sign is a mark.
+  using Fine = FineWeights<typename Spec::Element, kCapped ? 15 : 10>;  // scores below softcap have no weight of 2
+  static constexpr bool kMarked = kHides || kPair.dropout || kPair.dbias;
+  static constexpr bool kFine = !kWholeWeights && !(Fine::kSign && kMarked);
+  static constexpr bool kRoundedLater = kFine && !kTwoForms && !kHides;  // into P^T for dV, when it has been sent
   static constexpr bool kStaged = is_staged<Spec>();
   static constexpr TermTile kTerms = term_tile<kPair>(kBlockM, kBlockN, true);  // one a stage, behind all else
   // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
   static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic, kRanges = kWindow || kByIds;
   static constexpr bool kByDocument = kByIds && !kPair.with_documents(false).terms() && !kPair.dropout;  // blocks of one document have nothing to add
+
+  // The second role reads P^T piece by piece, when it needs it: registers of 64 queries and 32 keys are few. Elsewhere others wait until it has.
+  static constexpr bool kReadLate = kRoundedLater && !kExchange && !kMarked;
 
   // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
   static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
@@ -226,6 +235,11 @@ struct BackwardPlace {
   // And, with several warps of a role, those wait for each other.
   static constexpr int kAllThreads = 64 * kGroupWarps, kRoleThreads = 32 * kGroupWarps, kChunks = kQueries / kChunk;
   static_assert(kTile.key_groups * (kChunks + (kExchange ? 2 : 0)) <= 15, "barrier 0 is __syncthreads");
+  // Whether in a block, masked or not, warps may read back P^T in another form than the second role, which then says when it has read its own.
+  __device__ static bool read_again(bool masked) {
+    if constexpr (kRoundedLater) return kExchange || ((kMasked || kPair.lengths) && masked);
+    return kTwoForms || kWholeWeights || kFine;
+  }
   __device__ int weights_barrier(int chunk) const { return 1 + key_group * kChunks + chunk; }
   __device__ int role_barrier() const { return 1 + kTile.key_groups * kChunks + 2 * key_group + values; }
 

@@ -45,7 +45,7 @@ __device__ void Backward<Spec>::compute_values(float (&dv)[kKeyTiles][kSumTiles]
       if constexpr (kByDocument) {
         if (plain) {
           weights(s, lse_at, p_bits, sloped, rest);
-          if constexpr (!kCapped) copy(sloped, p_bits);
+          if constexpr (!kCapped && !kFine) copy(sloped, p_bits);
         } else {
           pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped, rest);
         }
@@ -65,7 +65,8 @@ __device__ void Backward<Spec>::compute_values(float (&dv)[kKeyTiles][kSumTiles]
       store_chunk(p_store, p_tile(), row, rest);
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
     }
-    if constexpr (kTwoForms || kWholeWeights) {  // once the second role has read it, P^T may be there, for those who read it back
+    if constexpr (kRoundedLater) round(p_bits);
+    if (read_again(masked)) {  // once the second role has read it, P^T may be there, for those who read it back
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
       if (kExchange || careful) store_chunk(p_store, p_tile(), row, p_bits);
     }
@@ -102,21 +103,26 @@ __device__ void Backward<Spec>::compute_keys(float (&dk)[kKeyTiles][kSumTiles][4
       clear(dp);
       multiply_rows<kWidthV>(dp, shared + kTile.v_offset(), dout_tile(stage), v_rows, dout_rows, row);  // dP^T = V dO^T
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      const auto read = [&](unsigned(&bits)[4], int j, int i) { ptx::ldmatrix_x4(bits, p_read.at(p_tile(), 16 * i, row / 16 + j)); };
+      if constexpr (!kReadLate) {
 #pragma unroll
-      for (int j = 0; j < kChunkTiles / 2; ++j)
+        for (int j = 0; j < kChunkTiles / 2; ++j)
 #pragma unroll
-        for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(ds_bits[j][i], p_read.at(p_tile(), 16 * i, row / 16 + j));
-      if constexpr (kTwoForms || kWholeWeights) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+          for (int i = 0; i < kKeyTiles; ++i) read(ds_bits[j][i], j, i);
+        if (read_again(masked)) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      }
       const unsigned row_sum_at = shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query;
       if constexpr (kWholeWeights) {
         ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);  // what rounding took from P^T is there
-        whole_score_gradients(dp, row_sum_at, ds_bits,
-                              [&](unsigned(&rest)[4], int j, int i) { ptx::ldmatrix_x4(rest, p_read.at(p_tile(), 16 * i, row / 16 + j)); });
+        whole_score_gradients(dp, row_sum_at, ds_bits, read);
         ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
       } else if constexpr (kHides || kPair.dropout || kPair.dbias)
         pair_score_gradients(dp, row_sum_at, ds_bits);
-      else
-        score_gradients(dp, row_sum_at, ds_bits);
+      else if constexpr (kReadLate) {
+        score_gradients(dp, row_sum_at, ds_bits, read);
+        if (read_again(masked)) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      } else
+        score_gradients(dp, row_sum_at, ds_bits, [](const auto&, int, int) {});
       if (masked) hide(ds_bits, first_query + query);
       if constexpr (kPair.dbias) add_to_dbias(dp, head, first_query + query, masked);
     }

@@ -25,7 +25,7 @@ struct BackwardScores : BackwardPlace<Spec> {
   // clang-format off
   using Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kHides, Place::kStaged, Place::kTerms, Place::kKeys, Place::kKeyTiles;
   using Place::kChunkTiles, typename Place::Element, Place::p, Place::lane, Place::key_group, Place::batch, Place::first_key, Place::diagonal;
-  using Place::left_diagonal, Place::seqlen_k, Place::term_tile_at, Place::kWholeWeights;
+  using Place::left_diagonal, Place::seqlen_k, Place::term_tile_at, Place::kWholeWeights, typename Place::Fine, Place::kFine, Place::kRoundedLater;
   // clang-format on
   using Place::Place;
 
@@ -61,6 +61,20 @@ struct BackwardScores : BackwardPlace<Spec> {
     return ptx::pack2<Element>(low - ptx::low_float<Element>(rounded), high - ptx::high_float<Element>(rounded));
   }
 
+  // What exponents subtract for a row, by which weights are times Fine::kUnit with kFine. A row without a gradient: its weights are 0.
+  __device__ static float exponent_of(float lse) {
+    if (lse < kLowestLse) return kInfinity;
+    return kFine ? fmaf(lse, kLog2e, -Fine::kExponent) : lse * kLog2e;
+  }
+
+  // Two weights as they go to the second role, and as dV takes them, or will when they are rounded later.
+  __device__ static unsigned sent_pair(float low, float high) { return kFine ? Fine::encode(low, high) : ptx::pack2<Element>(low, high); }
+  __device__ static unsigned own_pair(float low, float high) {
+    if constexpr (kRoundedLater) return Fine::encode(low, high);
+    const unsigned pair = ptx::pack2<Element>(low, high);
+    return kFine ? Fine::scaled(pair) : pair;
+  }
+
   // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment. kCapped: and from the
   // capped S^T what dS^T is made of, P^T (1 - T^2), as `sloped`. kWholeWeights: `rest`, what rounding takes from what dS^T is made of.
   __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4],
@@ -69,20 +83,21 @@ struct BackwardScores : BackwardPlace<Spec> {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      // A row without a gradient: its weights are 0.
-      const float lse_log2[2] = {lse.x < kLowestLse ? kInfinity : lse.x * kLog2e, lse.y < kLowestLse ? kInfinity : lse.y * kLog2e};
+      const float lse_log2[2] = {exponent_of(lse.x), exponent_of(lse.y)};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
         float w[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) w[e] = ptx::ex2(s[i][j][e] * scale - lse_log2[e % 2]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) p_bits[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
+        for (int half = 0; half < 2; ++half) p_bits[j / 2][i][j % 2 * 2 + half] = own_pair(w[2 * half], w[2 * half + 1]);
         if constexpr (kCapped) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) w[e] *= fmaf(-s[i][j][e], s[i][j][e], 1.0f);
+        }
+        if constexpr (kCapped || (kFine && !kRoundedLater)) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) sloped[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
+          for (int half = 0; half < 2; ++half) sloped[j / 2][i][j % 2 * 2 + half] = sent_pair(w[2 * half], w[2 * half + 1]);
         }
         if constexpr (kWholeWeights) {
           const auto& sent = kCapped ? sloped : p_bits;
@@ -129,7 +144,7 @@ struct BackwardScores : BackwardPlace<Spec> {
     const auto weigh = [&](auto may_hide, int j) {
       constexpr bool kMayHide = decltype(may_hide)::value != 0;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      const float lse_log2[2] = {lse.x < kLowestLse ? kInfinity : lse.x * kLog2e, lse.y < kLowestLse ? kInfinity : lse.y * kLog2e};
+      const float lse_log2[2] = {exponent_of(lse.x), exponent_of(lse.y)};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll
@@ -164,16 +179,16 @@ struct BackwardScores : BackwardPlace<Spec> {
             if (kMayHide && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the score and the row's lse are
           }
           unsigned& weights = p_bits[j / 2][i][j % 2 * 2 + half];
-          weights = ptx::pack2<Element>(w[0], w[1]);
+          weights = own_pair(w[0], w[1]);
           unsigned& to = sent[j / 2][i][j % 2 * 2 + half];
-          to = weights;
+          to = kFine && !kRoundedLater && !kCapped ? sent_pair(w[0], w[1]) : weights;
           if constexpr (kCapped) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               w[e] *= fmaf(-s[i][j][2 * half + e], s[i][j][2 * half + e], 1.0f);
               if (kMayHide && kPair.dropout && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // not NaN: a mark is -0 there
             }
-            to = ptx::pack2<Element>(w[0], w[1]);
+            to = sent_pair(w[0], w[1]);
           }
           if constexpr (kWholeWeights) rest[j / 2][i][j % 2 * 2 + half] = rest_of(w[0], w[1], to);
           to |= marks;
@@ -210,20 +225,31 @@ struct BackwardScores : BackwardPlace<Spec> {
         for (int e = 0; e < 4; ++e) to[j][i][e] = from[j][i][e];
   }
 
-  // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
-  __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
-                                  unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
+  // What the second role got, and what it is multiplied by: dP - row_sum, in units of Fine::kUnit with kFine.
+  __device__ static float low_weight(unsigned pair) { return kFine ? Fine::low(pair) : ptx::low_float<Element>(pair); }
+  __device__ static float high_weight(unsigned pair) { return kFine ? Fine::high(pair) : ptx::high_float<Element>(pair); }
+  static constexpr float kPart = kFine ? Fine::kPart : 1.0f;
+  __device__ static float difference(float dp, float row_sum_part) { return kFine ? fmaf(dp, kPart, -row_sum_part) : dp - row_sum_part; }
+
+  // dS^T = P^T (dP^T - row_sum), in place of P^T. read(bits, j, i) reads P^T of 16 x 16 pairs, just before it is needed.
+  template <class Read>
+  __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at, unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4],
+                                  const Read& read) const {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
-      const float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
+      float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
+      row_sum.x *= kPart;
+      row_sum.y *= kPart;
 #pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
+      for (int i = 0; i < kKeyTiles; ++i) {
+        if (j % 2 == 0) read(bits[j / 2][i], j / 2, i);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
-          pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * (dp[i][j][2 * half] - row_sum.x),
-                                     ptx::high_float<Element>(pair) * (dp[i][j][2 * half + 1] - row_sum.y));
+          pair = ptx::pack2<Element>(low_weight(pair) * difference(dp[i][j][2 * half], row_sum.x),
+                                     high_weight(pair) * difference(dp[i][j][2 * half + 1], row_sum.y));
         }
+      }
     }
   }
 
@@ -247,7 +273,7 @@ struct BackwardScores : BackwardPlace<Spec> {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
-      const float row_sum[2] = {row_sums.x, row_sums.y};
+      const float row_sum[2] = {row_sums.x * kPart, row_sums.y * kPart};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
@@ -256,11 +282,11 @@ struct BackwardScores : BackwardPlace<Spec> {
           float* const ds = &dp[i][j][2 * half];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const float marked = e == 0 ? ptx::low_float<Element>(pair) : ptx::high_float<Element>(pair);
+            const float marked = e == 0 ? low_weight(pair) : high_weight(pair);
             const int sign = static_cast<int>(__float_as_uint(marked));  // below 0: dropped or hidden, and -0: hidden
             float gradient = ds[e];
             if constexpr (kPair.dropout) gradient = sign < 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
-            ds[e] = fabsf(marked) * (gradient - row_sum[e]);
+            ds[e] = fabsf(marked) * difference(gradient, row_sum[e]);
             if (HasHidden::value != 0 && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
           }
           pair = ptx::pack2<Element>(ds[0], ds[1]);

@@ -151,7 +151,8 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target, 
   const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
   const PairFeatures pair = pair_features(problem);
   const bool plain = problem.softcap == 0 && !problem.windowed() && !pair.any();
-  const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
+  const bool equal = width_of(headdim) == width_of(headdim_v);
+  const bool tight = target.arch == 90 && problem.causal && !deterministic && plain && equal;  // spills elsewhere
   const int row = choose_row(problem, target, tight, without);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
   V2BackwardPlan plan;

@@ -28,12 +28,12 @@ struct V2BackwardShape {
 // first of which `ctas` fit into a multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
 struct V2BackwardRow {
   int level = 0, headdim = 0;
-  int ctas = 1;           // a multiprocessor
-  bool f32 = false;       // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
-  bool tight = false;     // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin
-                          // differs in `chunk`
-  int parts = 1;          // of a BackwardF32Tile
-  bool heavy = false;     // for what has fewer registers for the rest (kV2BackwardHeavy)
+  int ctas = 1;        // a multiprocessor
+  bool f32 = false;    // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
+  bool tight = false;  // registers just suffice, on sm_90: for causal calls, not deterministic or unaligned ones, softcap or unequal widths. Its twin
+                       // differs in `chunk`
+  int parts = 1;       // of a BackwardF32Tile
+  bool heavy = false;  // for what has fewer registers for the rest (kV2BackwardHeavy)
   bool staged = false;    // for masks of pairs and bias, which come through shared memory
   bool one_term = false;  // fp32, of those for one of bias, mask and documents alone, without ALiBi, dropout and softcap
   int query_stages = 1;   // of a BackwardF32Tile; 2 for plain problems on sm_90: q and dout are split by a kernel before

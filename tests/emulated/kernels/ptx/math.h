@@ -1,0 +1,14 @@
+// In place of kernels/ptx/math.h where the host runs device code.
+#pragma once
+
+#include "kernels/ptx/convert.h"
+
+namespace fattn::ptx {
+
+template <class Element>
+unsigned fma2(unsigned a, unsigned b, unsigned c) {
+  return pack2<Element>(std::fma(low_float<Element>(a), low_float<Element>(b), low_float<Element>(c)),
+                        std::fma(high_float<Element>(a), high_float<Element>(b), high_float<Element>(c)));
+}
+
+}  // namespace fattn::ptx
