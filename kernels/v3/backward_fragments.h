@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/fine_weights.h"
 #include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
@@ -131,17 +132,16 @@ __device__ __forceinline__ void multiply(unsigned (&rest)[4][4], const unsigned 
   }
 }
 
-// With softcap: P (1 - t^2) of four pairs, 4 i to 4 i + 3, t their capped scores; dS is that times (dP - row_sum). There are registers for 16 bits of it:
-// those of fp16 in any case, of which P times 2^15 takes 11 digits down to 2^-29, where bf16 has 8. Else they would be rounded as dS is once more.
-inline constexpr float kSlopeUnit = 32768.0f;
+// With softcap: P (1 - t^2) of four pairs, 4 i to 4 i + 3, t their capped scores; dS is that times (dP - row_sum). There are registers for 16 bits of
+// it.
+template <class Element>
+using FineSlopes = FineWeights<Element, 15>;
 template <class Element>
 __device__ __forceinline__ void keep_slopes(unsigned (&slopes)[4][4], int i, const float (&t)[4], const float (&p)[32]) {
-  const auto slope = [&](int e) {
-    const float of = __fmaf_rn(-(p[4 * i + e] * t[e]), t[e], p[4 * i + e]);
-    return is_same<Element, bf16> ? of * kSlopeUnit : of;
-  };
+  using Fine = FineSlopes<Element>;
+  const auto slope = [&](int e) { return __fmaf_rn(-(p[4 * i + e] * t[e]), t[e], p[4 * i + e]) * Fine::kUnit; };
 #pragma unroll
-  for (int key = 0; key < 2; ++key) slopes[i / 2][i % 2 * 2 + key] = ptx::pack2<f16>(slope(2 * key), slope(2 * key + 1));
+  for (int key = 0; key < 2; ++key) slopes[i / 2][i % 2 * 2 + key] = Fine::encode(slope(2 * key), slope(2 * key + 1));
 }
 // Nothing of pairs whose P is 0: of those that were hidden after keep_slopes().
 __device__ __forceinline__ void hide_slopes(unsigned (&slopes)[4][4], const float (&p)[32]) {
@@ -151,11 +151,11 @@ __device__ __forceinline__ void hide_slopes(unsigned (&slopes)[4][4], const floa
 // dS = P (1 - t^2) (dP - row_sum) in their place.
 template <class Element>
 __device__ __forceinline__ void multiply_slopes(unsigned (&slopes)[4][4], const float (&dp)[32]) {
-  constexpr float kUnit = is_same<Element, bf16> ? 1 / kSlopeUnit : 1.0f;
+  using Fine = FineSlopes<Element>;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     unsigned& pair = slopes[i / 4][i % 4];
-    pair = ptx::pack2<Element>(ptx::low_float<f16>(pair) * kUnit * dp[2 * i], ptx::high_float<f16>(pair) * kUnit * dp[2 * i + 1]);
+    pair = ptx::pack2<Element>(Fine::low(pair) * Fine::kPart * dp[2 * i], Fine::high(pair) * Fine::kPart * dp[2 * i + 1]);
   }
 }
 
