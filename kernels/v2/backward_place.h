@@ -34,10 +34,10 @@ struct BackwardPlace {
   // Gradients in fp32: what rounding takes from P^T follows it through shared memory, so that dS^T is of P^T in fp32.
   static constexpr bool kWholeWeights = kPair.fp32_out;
   static constexpr bool kHides = kPair.hides();
-  // Elsewhere P^T passes as kernels/fine_weights.h has it, but not in fp16 where its sign is a mark.
+  // Elsewhere P^T passes as kernels/fine_weights.h has it, but not in fp16 where its sign is a mark, or where registers do not suffice.
   using Fine = FineWeights<typename Spec::Element, kCapped ? 15 : 10>;  // scores below softcap have no weight of 2
   static constexpr bool kMarked = kHides || kPair.dropout || kPair.dbias;
-  static constexpr bool kFine = !kWholeWeights && !(Fine::kSign && kMarked);
+  static constexpr bool kFine = !kWholeWeights && !(Fine::kSign && (kMarked || (kExchange && kWidth != kWidthV)));
   static constexpr bool kRoundedLater = kFine && !kTwoForms && !kHides;  // into P^T for dV, when it has been sent
   static constexpr bool kStaged = is_staged<Spec>();
   static constexpr TermTile kTerms = term_tile<kPair>(kBlockM, kBlockN, true);  // one a stage, behind all else
