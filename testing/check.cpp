@@ -32,7 +32,7 @@ struct Expected {
   Dense peer_rows = {};
   double allowed_fused = kInfinity;          // beside `allowed`, from the peer's largest error
   double rms_factor = kRmsFactor, unit = 0;  // unit: one in the last place of the largest
-  bool of_scores = false;                    // dq and dk, which are made of dS
+  bool rounded_weights = false;              // dq and dk that Rounding::kOfRoundedWeights is about
   double row_unit = 0;                       // mean square of the units of a row's elements, of the row where it is largest
   double last_places = 0;                    // of fp32 sums, in every element
 };
@@ -116,7 +116,7 @@ bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got,
   verdict.rms = std::sqrt(own / (rows * static_cast<double>(width)));
   verdict.rms_peer = std::sqrt(mean);
   if (rounding == Rounding::kTextbook) return true;
-  const double factor = rounding == Rounding::kOfRoundedWeights && wanted.of_scores ? kRmsFactor * kOneMoreRounding : wanted.rms_factor;
+  const double factor = rounding == Rounding::kOfRoundedWeights && wanted.rounded_weights ? kRmsFactor * kOneMoreRounding : wanted.rms_factor;
   const double deviation = std::sqrt(std::max(0.0, of_squares / rows - mean * mean));
   const double chance = kDeviations * std::sqrt(2 / rows) * deviation;
   verdict.rms_allowed = std::sqrt(factor * factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
@@ -214,7 +214,7 @@ void put_peer(Expected& to, const Expected& from, int64_t begin, int64_t heads, 
   to.last_places = std::max(to.last_places, from.last_places);
   to.row_unit = std::max(to.row_unit, from.row_unit);
   to.rms_factor = from.rms_factor;
-  to.of_scores = from.of_scores;
+  to.rounded_weights = from.rounded_weights;
 }
 
 // Of packed sequences: each is expected to be what it is alone. Rows of none are empty.
@@ -368,14 +368,16 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   if (in_16_bits(dtype)) {
     model.fused = true;
     const ModelBackward peer = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
-    const double factor = kRmsFactor * (options.softcap > 0 || options.p_dropout > 0 ? kOneMoreRounding : 1.0);
+    const bool dropout = options.p_dropout > 0, terms = t.scores.bias || t.scores.mask || t.scores.document_q || t.dbias;
+    const bool uneven = t.q.shape(3) != t.v.shape(3) && std::max(t.q.shape(3), t.v.shape(3)) > 128;
+    const double factor = kRmsFactor * (dropout ? kOneMoreRounding : 1.0);
     const double of_weights = ulp(sums, standard.score_terms) * standard.dp_terms * std::fabs(model.softmax_scale);  // by the last place of a score
     all[0].last_places += of_weights * standard.k_terms;
     all[1].last_places += of_weights * standard.q_terms;
     hold_against(all[0], peer.dq, t.q.shape(3), out, kGradientFactor, factor);
     hold_against(all[1], peer.dk, t.k.shape(3), out, kGradientFactor, factor);
     hold_against(all[2], peer.dv, t.v.shape(3), out, kGradientFactor, kRmsFactor);
-    all[0].of_scores = all[1].of_scores = out == dtype;  // gradients in fp32 are of weights in fp32
+    all[0].rounded_weights = all[1].rounded_weights = out == dtype && dtype == DType::kF16 && (dropout || terms || uneven);
   }
   return all;
 }

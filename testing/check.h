@@ -23,10 +23,10 @@
 // alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
 // themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
 // that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. dq and dk of calls
-// with softcap or dropout, and of algorithms v1 and v2 on a GPU in 16 bits, may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P
-// is rounded for dS. Rows of the inputs `rising` and `constant` have the same weights, so that they are one sample: such cases have no second bound.
-// Rows that have no finite number in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices,
-// and so do other programs: they have the bound by standard attention only.
+// with dropout, and in fp16 of algorithms v1 and v2 on a GPU beside bias, mask, documents and dbias or of unequal headdims above 128, may have 1.10
+// sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded for dS. Rows of the inputs `rising` and `constant` have the same weights, so
+// that they are one sample: such cases have no second bound. Rows that have no finite number in the oracle or the peer, or an lse below -2^25, are
+// not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they have the bound by standard attention only.
 //
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
 // passes nowhere else.
@@ -46,7 +46,7 @@ namespace fattn::testing {
 enum class Rounding {
   kTextbook,          // every matrix is stored in the dtype: nothing else
   kFused,             // FlashAttention-2's rounding
-  kOfRoundedWeights,  // the same, but that dS is made of P as it was rounded for dv
+  kOfRoundedWeights,  // the same, but that in fp16 beside terms of pairs and for some headdims dS is made of P as it was rounded for dv
 };
 // Of fattn's own algorithms.
 Rounding rounding_of(Device device, Algorithm algorithm);
