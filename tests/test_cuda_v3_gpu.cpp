@@ -21,6 +21,7 @@
 #include "gpu_fixture.h"
 #include "gpu_problem.h"
 #include "testing/cases.h"
+#include "unit_of.h"
 
 namespace fattn {
 namespace {
