@@ -59,10 +59,6 @@ std::vector<Visit> shares_of(const std::vector<int>& lengths, int seqlen_k, int 
   return all;
 }
 
-bool is_of_one_length(const std::vector<std::vector<int>>& taken) {
-  return std::all_of(taken.begin(), taken.end(), [&](const std::vector<int>& steps) { return steps.size() == taken.front().size(); });
-}
-
 // Every step is one CTA's, the CTAs of a sequence are numbered without gaps, no two parts are in one place, and no CTA has more than its share.
 void expect_whole(const std::vector<int>& lengths, int seqlen_k, int ctas, int64_t stride = 1) {
   const std::vector<Visit> visits = shares_of(lengths, seqlen_k, ctas, stride);
@@ -73,7 +69,7 @@ void expect_whole(const std::vector<int>& lengths, int seqlen_k, int ctas, int64
     taken.emplace_back(static_cast<size_t>(std::max(1, (keys + kBlockN - 1) / kBlockN)));
     units += kDecodeStart + static_cast<int64_t>(taken.back().size());
   }
-  const int64_t even = (units + ctas - 1) / ctas, most = std::max<int64_t>(even + (is_of_one_length(taken) ? even / 8 : 0), kDecodeStart + kTeams);
+  const int64_t most = std::max<int64_t>((units + ctas - 1) / ctas, kDecodeStart + kTeams);
   std::vector<int64_t> of_cta(static_cast<size_t>(ctas)), last(static_cast<size_t>(ctas));
   std::vector<int> splits(lengths.size()), next(lengths.size());
   std::set<int> parts;
@@ -144,18 +140,6 @@ TEST(DecodeShares, CtasAreSharedByLength) {
   EXPECT_NEAR(of_long, 20, 1);
   for (const Visit& v : shares_of({kTeams * kBlockN, 5}, 1 << 20, 33)) EXPECT_TRUE(v.share.splits == 1 || v.batch == 1);
   EXPECT_EQ(shares_of({kTeams * kBlockN}, 1 << 20, 33).size(), 1u);
-}
-
-// With its start a sequence is as long as two CTAs' shares, or half of one: each CTA has half of a sequence, or two.
-TEST(DecodeShares, OfOneLengthNoneIsLeftForAFewSteps) {
-  for (const auto& [batch, ctas] : {std::pair{16, 33}, {8, 33}, {64, 33}, {3, 20}}) {
-    std::vector<int> of_cta(static_cast<size_t>(ctas));
-    for (const Visit& v : shares_of(std::vector<int>(static_cast<size_t>(batch), 8184), 16384, ctas)) {
-      ++of_cta[static_cast<size_t>(v.cta)];
-      EXPECT_GE(v.share.end - v.share.first, 512 * batch / ctas / 2);
-    }
-    for (const int count : of_cta) EXPECT_LE(count, (batch + ctas - 1) / ctas) << batch << " sequences, " << ctas << " CTAs";
-  }
 }
 
 }  // namespace

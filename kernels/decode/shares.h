@@ -16,20 +16,12 @@ __device__ __forceinline__ int steps_of(const AttentionParams& p, const DecodeWo
 // Units of a CTA.
 template <int kBlockN, int kTeams>
 __device__ __forceinline__ int quantum_of(const AttentionParams& p, const DecodeWork& work, int lane) {
-  int units = 0, longest = 0;
+  int units = 0;
 #pragma unroll 4
-  for (int batch = lane; batch < p.batch; batch += 32) {
-    const int its = kDecodeStart + steps_of<kBlockN>(p, work, batch);
-    units += its;
-    longest = longest > its ? longest : its;
-  }
+  for (int batch = lane; batch < p.batch; batch += 32) units += kDecodeStart + steps_of<kBlockN>(p, work, batch);
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    units += static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(units), mask));
-    const int other = static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(longest), mask));
-    longest = longest > other ? longest : other;
-  }
-  return decode_quantum(units, longest, p.batch, work.splits, kTeams);
+  for (int mask = 16; mask > 0; mask /= 2) units += static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(units), mask));
+  return decode_quantum(units, work.splits, kTeams);
 }
 
 // Where a CTA is on its way.

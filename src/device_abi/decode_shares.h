@@ -17,14 +17,10 @@ inline constexpr int kDecodeWalkBytes = 16;  // of shared memory, for each warp:
 
 constexpr int decode_steps(int keys, int block_n) { return keys > block_n ? (keys + block_n - 1) / block_n : 1; }
 
-// Units of each CTA, `units` those of all sequences, `longest` of one. At least a step for each team, so that none is there for a few keys. Sequences
-// of one length are divided evenly or left whole, where that makes no CTA much longer, so that none begins in the middle of one for a few steps.
-constexpr int decode_quantum(int units, int longest, int batch, int ctas, int teams) {
+// Units of each CTA. At least a step for each team, so that none is there for a few keys.
+constexpr int decode_quantum(int units, int ctas, int teams) {
   const int even = (units + ctas - 1) / ctas, least = kDecodeStart + teams;
-  if (even <= least) return least;
-  if (static_cast<long long>(longest) * batch != units) return even;
-  const int parts = longest / even, whole = parts > 0 ? (longest + parts - 1) / parts : (even + longest - 1) / longest * longest;
-  return whole - even <= even / 8 ? whole : even;
+  return even > least ? even : least;
 }
 
 // What a CTA has of a sequence whose first step is unit `begin`.
