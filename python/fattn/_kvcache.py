@@ -263,7 +263,7 @@ def with_kvcache(
             require_dense(name, x)
         angles = Angles(rotary_cos, rotary_sin, rotary_interleaved)
     sliced = angles is None and options.get("block_table") is None and isinstance(cache_seqlens, int) and not k_cache.is_cuda  # a copy each, which costs less
-    at_once = bool(new) and new[0].shape[1] > 0 and not sliced and not torch.compiler.is_compiling()
+    at_once = len(new) > 0 and new[0].shape[1] > 0 and not sliced and not torch.compiler.is_compiling()
     if angles is not None and not at_once:
         q, new = _turned(q, new, angles, cache_seqlens, bhsd)
     if options.get("block_table") is not None:
