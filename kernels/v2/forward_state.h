@@ -23,7 +23,11 @@ struct WarpState {
   Softmax<kRowTiles> softmax;
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
   unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
-  float scale, score_factor;
+  // Of scores: in units of log2, or, where terms may hide, the number that they have in the backward pass. By log2(e) and back scores in the
+  // thousands would move by a thousandth, which dv sees.
+  static constexpr bool kNaturalScale = kPairOf<Spec>.hides() && !Spec::kCapped;
+  float scale;
+  float score_factor;
   float rest;  // Rest::packed() of the last references that were raised, until sums and o have it back
   // With dropout: which pairs stay, of block kept_of of its random numbers, which may be several steps.
   unsigned kept[kRowTiles];
@@ -32,7 +36,7 @@ struct WarpState {
   bool low;
 
   __device__ __forceinline__ void start(const AttentionParams& p) {
-    scale = p.softmax_scale_log2;
+    scale = kNaturalScale ? fabsf(p.softmax_scale) : p.softmax_scale_log2;
     if constexpr (Spec::kCapped) score_factor = features_of(p).score_factor;
     if constexpr (kPairOf<Spec>.dropout) kept_of = -1;
     if constexpr (kPairOf<Spec>.hides()) low = true;

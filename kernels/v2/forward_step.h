@@ -87,7 +87,9 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   }
 
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
-  const auto scale = [&] { return kTerms && !kSloped ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
+  const auto scale = [&] {  // scores with terms have softmax_scale already
+    return kTerms && !kSloped ? kLog2e : State::kNaturalScale ? w.scale * kLog2e : w.scale;
+  };
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   Rest<kRowTiles> rest{};
@@ -124,7 +126,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
   [[maybe_unused]] const auto add_terms = [&](int chunk) {
     constexpr PairFeatures kPair = kPairOf<Spec>;
-    const float natural = w.scale * kLn2;
+    const float natural = State::kNaturalScale ? w.scale : w.scale * kLn2;
     [[maybe_unused]] float distance = 0, slope = 0;
     if constexpr (kPair.alibi) {
       distance = static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
@@ -204,7 +206,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
             weights[chunk % 2].template dominated<Element>(w.softmax, [](float shift) { return kTerms && kHidesLate && !(shift < -kLowestLse); });
         if (!ptx::vote_all(rows == 0)) {
           if constexpr (kSloped) add_terms(chunk);
-          const float its_scale = kTerms ? kLog2e : w.scale;
+          const float its_scale = kTerms ? kLog2e : scale();
           const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
           w.rest = its_rest.packed();
           if constexpr (kTerms && kHidesLate) look_for_low();

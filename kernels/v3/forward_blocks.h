@@ -20,12 +20,13 @@ __device__ __forceinline__ void Consumer<Spec>::while_multiplying(int first_row,
   }
 }
 
-// The bias of the block, if there is one, which scores have the scale of from then on: exponent_scale().
+// The bias of the block, if there is one, which scores have the scale of from then on: exponent_scale(). Theirs until then is the same number as in
+// the backward pass: log2(e) and back would move scores in the thousands by a thousandth, which dv sees.
 template <class Spec>
 template <bool kExact>
 __device__ __forceinline__ void Consumer<Spec>::add_terms() {
-  constexpr float kLn2 = 0.693147180559945309f;
-  terms.template apply<kExact>(s, scale * kLn2);
+  const float natural = __uint_as_float(__float_as_uint(p.call.softmax_scale) + ptx::zero_of_lane());
+  terms.template apply<kExact>(s, fabsf(natural));
 }
 
 // m found or raised, of the scores of block `of`, and P = exp2(S scale - m). The result: O has to be multiplied by `factor`.
