@@ -38,26 +38,29 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
   }
 }
 
-// The same as part of an exponential, where nothing but the exponential is wanted: a score s becomes c1 s + c3 s^3, tanh times softcap in units of
-// log2, by operations that are two and a half more than those of scores that are scaled. Good while s^2 is below a bound: the polynomial is of how
-// far s^2 is beyond it, so that the signs of that say it in the end. Its relative error is that of a line instead of tanh(x) / x as a function of
-// x^2, at most a 60th of the bound of x^4. The bound is where that makes kCurveError of a weight (with a softcap of 30 in bf16 at a score of 8.3, of
-// 50 at 12.5), or 0.4 of softcap.
-template <class Element>
-inline constexpr float kCurveError = is_same<Element, bf16> ? 8e-4f : 2e-4f;  // of what rounding a weight takes at most, a fifth and two fifths
+// The same as part of an exponential, where nothing but the exponential is wanted: tanh(x) / x is a polynomial of second degree in x^2, which gives
+// tanh times softcap in units of log2 of a score s by four operations, two more than those of scores that are scaled. Good while s^2 is below a
+// bound: the polynomial is of how far s^2 is beyond it, so that the signs of that say it in the end. The bound is where its error makes kCurveError
+// of a weight (with a softcap of 30 at a score of 8.9, of 50 at 13.7), or 0.4 of softcap. Nearer weights have errors of 1e-6, so that lse has fp32's
+// accuracy.
+inline constexpr float kCurveError = 1e-5f;
 
-template <class Element>
 struct CapCurve {
-  float minus_most, c1, c3;
+  float minus_most, c1, c3, c5;
 
-  // `scale`: softcap * log2(e).
+  // `scale`: softcap * log2(e). The series of tanh(x) / x up to x^8, whose powers above x^4 are put down to lower ones as T3 of [0, most] does it,
+  // and are then what they are around `most`.
   __device__ __forceinline__ CapCurve(float factor, float scale) {
     const float x = factor * (1.0f / kTanhUnit), y = x * x;
-    const float most = fminf(0.16f, ptx::ex2(0.4f * ptx::lg2(60 * kCurveError<Element> * kLog2e / scale)));
-    const float slope = most * (0.133333333f - 0.053968254f * most) - 0.333333333f;  // of the chord
-    minus_most = -most / y;
-    c1 = (1 - most * most * (0.0166666667f - 0.0101190476f * most) + most * slope) * x * scale;
-    c3 = slope * x * y * scale;
+    // The error of the series so shortened is 17 / 315 (most / 4)^3 2 of a score.
+    const float most = fminf(0.16f, ptx::ex2((2.0f / 7.0f) * ptx::lg2(592.94f * kCurveError * kLog2e / scale)));
+    const float constant = 1 - most * most * most * (0.00168650794f - 0.00102513228f * most);
+    const float first = most * most * (0.0303571429f - 0.0177689594f * most) - 0.333333333f;
+    const float second = 0.133333333f - most * (0.0809523810f - 0.0369047619f * most);
+    minus_most = y > 1e-18f ? -most / y : 1.0f;  // else c5 would be 0
+    c1 = (constant + most * (first + most * second)) * x * scale;
+    c3 = (first + 2 * most * second) * x * y * scale;
+    c5 = second * y * x * y * scale;
   }
   // Whether it may well do for a tile, of whose scores some become at most `exponent`.
   __device__ __forceinline__ bool reaches(float exponent) const {
@@ -68,8 +71,8 @@ struct CapCurve {
   __device__ __forceinline__ void exponents(float& s, float& t, float minus_reference, int& inside) const {
     const float a = fmaf(s, s, minus_most), b = fmaf(t, t, minus_most);
     inside &= __float_as_int(a) & __float_as_int(b);
-    s = fmaf(s, fmaf(a, c3, c1), minus_reference);
-    t = fmaf(t, fmaf(b, c3, c1), minus_reference);
+    s = fmaf(s, fmaf(a, fmaf(a, c5, c3), c1), minus_reference);
+    t = fmaf(t, fmaf(b, fmaf(b, c5, c3), c1), minus_reference);
   }
 };
 

@@ -76,7 +76,7 @@ struct Consumer {
   const Barriers<Spec> barriers;
   const int group;
   const float scale;
-  const typename Spec::Score::template Curve<Element> curve;
+  const typename Spec::Score::Curve curve;
 
   float s[kBlockN / 2];  // scores, then weights
   unsigned weights[kBlockN / 16][4];
@@ -106,7 +106,7 @@ struct Consumer {
         barriers(of),
         group(own_group),
         scale(own_scale(params.call.softmax_scale_log2)),
-        curve(Spec::Score::template curve<Element>(params.call)) {}
+        curve(Spec::Score::curve(params.call)) {}
 
   static __device__ __forceinline__ float own_scale(float of_call) {
     if constexpr (kAlibi || (kMaskAlone && kGroups * kBlockN < 384))

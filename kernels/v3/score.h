@@ -13,9 +13,7 @@ struct NoCurve {};
 
 struct Uncapped {
   static constexpr bool kCapped = false;
-  template <class Element>
   using Curve = NoCurve;
-  template <class Element>
   static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
     return {};
   }
@@ -30,10 +28,8 @@ struct PlainScore : Uncapped {
 // Softcap, with a softmax_scale of any sign.
 struct CappedScore {
   static constexpr bool kCapped = true;
-  template <class Element>
-  using Curve = CapCurve<Element>;
-  template <class Element>
-  static __device__ __forceinline__ CapCurve<Element> curve(const AttentionParams& p) {
+  using Curve = CapCurve;
+  static __device__ __forceinline__ CapCurve curve(const AttentionParams& p) {
     return {features_of(p).score_factor, p.softmax_scale_log2};
   }
   static __device__ __forceinline__ float exponent_scale(const AttentionParams& p) { return p.softmax_scale_log2; }
