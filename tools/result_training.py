@@ -69,4 +69,4 @@ def blocks():
     """By page its marks with what stands between them."""
     return {"training": {"training": of_llm_c("h200-gpt2-training"), "training-medium": by_algorithm("h200-gpt2-medium-training"),
                          "training-gpus": several_gpus("h200-gpt2-two-gpus")},
-            "ring": {"ring": ring("h200-ring"), "ring-errors": ring_errors("cpu-ring-errors")}}
+            "ring": {"ring": ring("h200-ring"), "ring-errors": ring_errors("cpu-ring-errors"), "ring-errors-gpu": ring_errors("h200-ring-errors")}}
