@@ -133,7 +133,7 @@ using V2BackwardSpill = SpillRule<V2BackwardRowsOf>;
 // clang-format off
 inline constexpr GroupRule kV2BackwardHeavy[] = {
     {.name = "terms of pairs",
-     .where = {.level = 80, .any = with::kHides | with::kDbias}, .bytes = {12, 12}},
+     .where = {.level = 80, .any = with::kHides | with::kDbias}, .bytes = {16, 16}},
     {.name = "softcap with terms or dropout",
      .where = {.level = 80, .all = with::kSoftcap, .any = with::kHeavy}, .bytes = {}},
     {.name = "ALiBi and dropout above 64",
@@ -152,7 +152,7 @@ constexpr uint32_t kMuch = with::kDropout | with::kAlibi | with::kDocuments | wi
 inline constexpr V2BackwardSpill kV2BackwardSpills[] = {
     // P^T (1 - T^2) beside P^T needs registers, and so does what every pair has.
     {.name = "softcap, terms of pairs or dropout",
-     .where = {.any = with::kSoftcap | with::kHides | with::kDropout | with::kDbias}, .tiles = {.warp_keys_above = 32}, .bytes = {40, 40}},
+     .where = {.any = with::kSoftcap | with::kHides | with::kDropout | with::kDbias}, .tiles = {.warp_keys_above = 32}, .bytes = {96, 96}},
     {.name = "ALiBi, window of packed sequences",
      .where = {.all = with::kAlibi | with::kPacked | with::kWindow}, .tiles = {.warp_keys_above = 32}, .bytes = {}},
     {.name = "ALiBi, causal in bf16, sm_90",
@@ -160,7 +160,7 @@ inline constexpr V2BackwardSpill kV2BackwardSpills[] = {
      .tiles = {.warp_keys_above = 32}, .bytes = {12, 12}},
     {.name = "lengths or packed sequences, causal in bf16, sm_80",
      .where = {.arch_from = 80, .arch_to = 80, .level = 80, .dtypes = DTypes::kBF16, .all = with::kCausal, .any = with::kLengths | with::kPacked},
-     .tiles = {.warp_keys_above = 32}, .bytes = {4, 4}},
+     .tiles = {.warp_keys_above = 32}, .bytes = {8, 8}},
     {.name = "bias or mask beside one more above 64",
      .where = {.above = 64, .any = kMuch}, .tiles = {.warp_keys_above = 16, .staged = true}, .bytes = {36, 36}},
     {.name = "mask, from sm_90 on",
@@ -170,7 +170,7 @@ inline constexpr V2BackwardSpill kV2BackwardSpills[] = {
      .tiles = {.pipelined = true, .staged = true}, .bytes = {}},
     {.name = "mask in a window of packed sequences above 64, from sm_90 on",
      .where = {.arch_from = 90, .above = 64, .all = with::kPacked | with::kWindow | with::kMask, .none = kMuch | with::kBias},
-     .tiles = {.pipelined = true, .staged = true}, .bytes = {24, 24}},
+     .tiles = {.pipelined = true, .staged = true}, .bytes = {20, 20}},
     {.name = "gradient of an fp32 bias in a window of packed sequences above 64, from sm_90 on",
      .where = {.arch_from = 90, .above = 64, .all = with::kPacked | with::kWindow | with::kFp32Bias | with::kDbias, .none = kMuch | with::kMask},
      .tiles = {.block_m = 64, .staged = true}, .bytes = {8, 8}},
@@ -196,17 +196,17 @@ inline constexpr V2BackwardSpill kV2BackwardSpills[] = {
      .where = {.arch_from = 100, .dtypes = DTypes::k16, .above = 96, .all = kAllOfPackedWindows}, .tiles = {.block_m = 64}, .bytes = {40, 40}},
     {.name = "all at once, deterministic above 96, sm_90",
      .where = {.arch_from = 90, .arch_to = 90, .dtypes = DTypes::k16, .above = 96, .all = kAllOfPackedWindows | with::kDeterministic},
-     .tiles = {.block_m = 64}, .bytes = {16, 16}},
+     .tiles = {.block_m = 64}, .bytes = {8, 8}},
     {.name = "all at once and documents, deterministic above 96",
      .where = {.dtypes = DTypes::k16, .above = 96, .all = kAllOfPackedWindows | with::kDocuments | with::kDeterministic},
-     .tiles = {.block_m = 64}, .bytes = {}},
+     .tiles = {.block_m = 64}, .bytes = {40, 40}},
 };
 
 inline constexpr RefusalRule kV2BackwardRefusals[] = {
     {.name = "level 75: terms or dropout",
      .where = {.level = 75, .any = with::kHeavy},
      .why = "the CUDA kernels for compute capability 7.5 have no documents, ALiBi, bias, mask and dropout in a backward pass; use the CPU",
-     .bytes = {68, 68}},
+     .bytes = {56, 56}},
 };
 // clang-format on
 
