@@ -41,8 +41,8 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
 // The same as part of an exponential, where nothing but the exponential is wanted: tanh(x) / x is a polynomial of second degree in x^2, which gives
 // tanh times softcap in units of log2 of a score s by four operations, two more than those of scores that are scaled. Good while s^2 is below a
 // bound: the polynomial is of how far s^2 is beyond it, so that the signs of that say it in the end. The bound is where its error makes kCurveError
-// of a weight (with a softcap of 30 at a score of 8.9, of 50 at 13.7), or 0.4 of softcap. Nearer weights have errors of 1e-6, so that lse has fp32's
-// accuracy.
+// of a weight (with a softcap of 30 at a score of 8.9, of 50 at 13.7), or 0.4 of softcap. Nearer scores have relative errors of 1e-6 whose signs
+// change, so that lse has fp32's accuracy. Its fifth power is a normal number from 1e-7 of softmax_scale over softcap on, which the planner sees to.
 inline constexpr float kCurveError = 1e-5f;
 
 struct CapCurve {
@@ -57,7 +57,7 @@ struct CapCurve {
     const float constant = 1 - most * most * most * (0.00168650794f - 0.00102513228f * most);
     const float first = most * most * (0.0303571429f - 0.0177689594f * most) - 0.333333333f;
     const float second = 0.133333333f - most * (0.0809523810f - 0.0369047619f * most);
-    minus_most = y > 1e-18f ? -most / y : 1.0f;  // else c5 would be 0
+    minus_most = -most / y;
     c1 = (constant + most * (first + most * second)) * x * scale;
     c3 = (first + 2 * most * second) * x * y * scale;
     c5 = second * y * x * y * scale;

@@ -14,9 +14,7 @@ struct NoCurve {};
 struct Uncapped {
   static constexpr bool kCapped = false;
   using Curve = NoCurve;
-  static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
-    return {};
-  }
+  static __device__ __forceinline__ NoCurve curve(const AttentionParams&) { return {}; }
 };
 
 struct PlainScore : Uncapped {
@@ -29,9 +27,7 @@ struct PlainScore : Uncapped {
 struct CappedScore {
   static constexpr bool kCapped = true;
   using Curve = CapCurve;
-  static __device__ __forceinline__ CapCurve curve(const AttentionParams& p) {
-    return {features_of(p).score_factor, p.softmax_scale_log2};
-  }
+  static __device__ __forceinline__ CapCurve curve(const AttentionParams& p) { return {features_of(p).score_factor, p.softmax_scale_log2}; }
   static __device__ __forceinline__ float exponent_scale(const AttentionParams& p) { return p.softmax_scale_log2; }
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&s)[kCount], const AttentionParams& p) {

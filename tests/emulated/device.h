@@ -28,6 +28,8 @@ inline EmulatedIndex blockIdx, threadIdx;
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __fmul_rn(float x, float y) { return x * y; }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 // NOLINTEND(bugprone-reserved-identifier)
 

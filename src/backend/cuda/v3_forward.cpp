@@ -82,10 +82,10 @@ int choose_row(const Problem& problem, const V3Target& target, std::string_view 
   return best;
 }
 
-// CapCurve (kernels/score.h) has squares and cubes of softmax_scale / softcap in fp32.
+// CapCurve (kernels/score.h) has the fifth power of softmax_scale / softcap in fp32, and that times softcap.
 bool ratio_underflows(const Problem& problem) {
   const double ratio = std::abs(problem.softmax_scale) / problem.softcap;
-  return ratio > 0 && (ratio < 1e-12 || ratio * ratio * ratio * problem.softcap < 1e-36);
+  return ratio > 0 && (ratio < 1e-7 || std::pow(ratio, 5) * problem.softcap < 1e-36);
 }
 
 // A bias is copied 16 bytes at a time where its rows begin at multiples of it, else pair by pair, one on its way a thread.
@@ -208,7 +208,7 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target, s
   if (why.empty()) why = register_refusal(kV3ForwardScoreRefusals, facts, without);
   if (why.empty() && problem.softcap > 0 && ratio_underflows(problem))
     why = text("softmax_scale is ", problem.softmax_scale, " and softcap ", problem.softcap,
-               "; algorithm v3's forward pass wants a softmax_scale of at least 1e-12 of softcap; algorithm v2 takes any");
+               "; algorithm v3's forward pass wants a softmax_scale of at least 1e-7 of softcap; algorithm v2 takes any");
   if (why.empty() && problem.fp32_out &&
       (v3_pair_features(problem).any() || problem.has_sinks || problem.softcap > 0))  // not compiled for all of them yet
     why = "algorithm v3's forward pass has outputs in fp32 beside causal masks and windows alone; algorithm v2 has them beside every option";
