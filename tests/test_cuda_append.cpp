@@ -20,14 +20,19 @@ struct Four {
 struct One {
   static constexpr int kUnit = 1;
 };
-bool in_fours = false;  // of the next launch
+struct Early : Four {
+  static constexpr bool kDependent = true;
+};
+bool in_fours = false, early = false;  // of the next launch
+long long threads = 0;                 // of the last one
 
 void run_append(const void* argument) {
   AppendParams p;
   std::memcpy(&p, argument, sizeof p);
   launched.emplace_back("append");
   const long long ctas = 2 * p.of_new.all + p.of_q.all + (p.seqused_k != nullptr || p.status != nullptr ? 1 : 0);
-  emulated::run(ctas, kRowsThreads, [&] { in_fours ? rows::append<Four>(p) : rows::append<One>(p); });
+  threads = ctas * kRowsThreads;
+  emulated::run(ctas, kRowsThreads, [&] { early ? rows::append<Early>(p) : in_fours ? rows::append<Four>(p) : rows::append<One>(p); });
 }
 
 // Whether rows of a tensor of a GPU, whose memory begins at a multiple of 256 bytes, lie at multiples of four elements.
@@ -87,6 +92,22 @@ Append step() {
   a.seqused_k = list(DType::kI32, {0, 0, 0, 0});
   a.status = list(DType::kI32, {9, 9});
   return a;
+}
+
+// A kernel that comes up while the one before it ends may be early: each thread waits, whatever it does.
+TEST_F(CudaAppend, WaitsForTheKernelBeforeWhereItComesUpEarly) {
+  Append usual = step(), dependent = step();
+  usual.k_cache = RowTensor(DType::kF32, {9, 3, 1, 4}), dependent.k_cache = usual.k_cache;
+  for (const RowTensor& t : {usual.k_cache, dependent.k_cache}) t.fill([](int64_t) { return 5.0; });
+  emulated::waited = 0;
+  run(usual);
+  EXPECT_EQ(emulated::waited, 0);
+  early = true;
+  run(dependent);
+  early = false;
+  EXPECT_GT(threads, 0);
+  EXPECT_EQ(emulated::waited, threads);
+  EXPECT_EQ(dependent.status.at(0), 0);
 }
 
 // What has gone wrong in sequence 2 is said, nothing of it is written that should not be, and all others are as they are without it.
