@@ -132,8 +132,9 @@ void set_forward_scale(FeatureParams& params, double softmax_scale, double softc
     return set_softcap(params, softmax_scale, softcap);
   }
   // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
-  const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
-  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(softmax_scale) : 0.0f;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, kMost));
+  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(std::clamp(softmax_scale, -kMost / 2, kMost / 2)) : 0.0f;
   params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;
 }
 
