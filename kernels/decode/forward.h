@@ -113,6 +113,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const DecodeWor
   using S = Shape<Spec>;
   using TileK = typename S::TileK;
   using TileV = typename S::TileV;
+  static_assert(!kLooksAhead || (Spec::kBlockN <= 32 && S::CopyK::kUnitsInAll % 32 == 0 && S::CopyV::kUnitsInAll % 32 == 0),
+                "a key a lane, and all lanes ask for places");
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned rings = tile_q + S::TileQ::kBytes;
