@@ -377,7 +377,7 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
     hold_against(all[0], peer.dq, t.q.shape(3), out, kGradientFactor, factor);
     hold_against(all[1], peer.dk, t.k.shape(3), out, kGradientFactor, factor);
     hold_against(all[2], peer.dv, t.v.shape(3), out, kGradientFactor, kRmsFactor);
-    all[0].rounded_weights = all[1].rounded_weights = out == dtype && dtype == DType::kF16 && (dropout || terms || uneven);
+    all[0].rounded_weights = all[1].rounded_weights = out == dtype && dtype == DType::kF16 && (terms || uneven);
   }
   return all;
 }

@@ -547,7 +547,8 @@ TEST_F(CudaV3Gpu, AlibiFromTheDiagonalAgreesWithV2) {
           forward(d.t, options);
           options.algorithm = Algorithm::kV2;
           forward(v2, options);
-          EXPECT_LT(difference(d.t.o, v2.o), apart(c.dtype, kOfGradients)) << headdim << " " << seqlen_q << " " << seqlen_k << " " << lengths << " " << scale;
+          EXPECT_LT(difference(d.t.o, v2.o), apart(c.dtype, kOfGradients))
+              << headdim << " " << seqlen_q << " " << seqlen_k << " " << lengths << " " << scale;
           EXPECT_LT(difference(d.t.lse, v2.lse), kPromisedInF32) << headdim << " " << seqlen_q << " " << seqlen_k << " " << lengths << " " << scale;
         }
       }
@@ -600,8 +601,8 @@ TEST_F(CudaV3Gpu, BackwardAgreesWithV2OverManyTiles) {
         for (const bool deterministic : {false, true}) {
           both.options.deterministic = deterministic;
           both.compute(Algorithm::kV3);
-          EXPECT_LT(both.worst(), apart(c.dtype, kOfO)) << headdim << "/" << headdim_v << (causal ? " causal " : " ") << seqlen_q
-                                        << (deterministic ? " deterministic" : "");
+          EXPECT_LT(both.worst(), apart(c.dtype, kOfO))
+              << headdim << "/" << headdim_v << (causal ? " causal " : " ") << seqlen_q << (deterministic ? " deterministic" : "");
         }
       }
 }
@@ -619,7 +620,8 @@ TEST_F(CudaV3Gpu, BackwardWindowsAgreeWithV2OverManyTiles) {
         for (const bool deterministic : {false, true}) {
           both.options.deterministic = deterministic;
           both.compute(Algorithm::kV3);
-          EXPECT_LT(both.worst(), apart(c.dtype, kOfO)) << headdim << " " << left << " " << right << " " << nheads << (deterministic ? " deterministic" : "");
+          EXPECT_LT(both.worst(), apart(c.dtype, kOfO))
+              << headdim << " " << left << " " << right << " " << nheads << (deterministic ? " deterministic" : "");
         }
       }
 }

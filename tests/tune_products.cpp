@@ -184,13 +184,14 @@ class Search {
     std::vector<Candidate> good;
     for (Candidate& c : all) {
       const std::vector<float> got = outputs([&] { launch(c.variant, 0); });
-      double wrong = 0, most = 0;
-      for (size_t i = 0; i < got.size(); ++i) {
-        const double off = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected_[i]));
-        wrong = off <= wrong ? wrong : off;
-        most = std::max(most, std::abs(static_cast<double>(expected_[i])));
+      double most = 0, wrong = 0;
+      for (const float each : expected_) most = std::max(most, std::abs(static_cast<double>(each)));
+      bool near = most > 0;
+      for (size_t i = 0; i < got.size() && near; ++i) {
+        wrong = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected_[i]));
+        near = wrong <= 0.02 * most;  // not of NaN
       }
-      if (!(wrong <= 0.02 * most)) {
+      if (!near) {
         std::printf("%s: y is wrong by %g of %g\n", words_of(c.variant).c_str(), wrong, most);
         continue;
       }

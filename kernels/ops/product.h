@@ -3,7 +3,6 @@
 // inputs of output o, which is how m16n8k16 wants its second operand if the inputs are numbered anew; x is numbered likewise. Rows beyond those of a
 // CTA are those of others, along y of the grid.
 //
-//
 // Spec: Element, kIn, kRows (of a CTA: 8, 16 or 32; fp32: 1, 4, 8 or 16), kWarps, kShares (warps that share outputs), kHeld (loads of a lane that
 // registers hold), kCtas (of a multiprocessor, which registers are enough for; 0: as many as they are), kNorm, kActivation, kY (what y is),
 // kKeysValues, kSeveral (a CTA has more than one tile of outputs), kDependent.
