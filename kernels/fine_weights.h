@@ -2,7 +2,8 @@
 // need. They are not negative and seldom above 1, so that in their place, times 2^kExponent, there are
 //   bf16  fp16: 11 digits in place of 8
 //   fp16  the fp16 that is not above, whose sign says in which half of the way to the next one the weight is: 12 digits in place of 11
-// as long as they are at least 2^(-14 - kExponent), below which digits are lost, and below 2^(16 - kExponent), the limit of fp16. NaN stays NaN.
+// as long as they are at least 2^(-14 - kExponent), below which digits are lost, and below 2^(16 - kExponent), the limit of fp16:
+// beyond it bf16's are Inf and fp16's the greatest. NaN stays NaN, and an Inf of fp16 becomes it.
 #pragma once
 
 #include "kernels/ptx/convert.h"

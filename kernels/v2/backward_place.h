@@ -35,7 +35,7 @@ struct BackwardPlace {
   static constexpr bool kWholeWeights = kPair.fp32_out;
   static constexpr bool kHides = kPair.hides();
   // Elsewhere P^T passes as kernels/fine_weights.h has it, but not in fp16 where its sign is a mark, or where registers do not suffice.
-  using Fine = FineWeights<typename Spec::Element, kCapped ? 15 : 10>;  // scores below softcap have no weight of 2
+  using Fine = FineWeights<typename Spec::Element, kCapped ? 15 : 10>;  // scores below softcap have no weight of 2, up to some 5e6
   static constexpr bool kMarked = kHides || kPair.dropout || kPair.dbias;
   static constexpr bool kFine = !kWholeWeights && !(Fine::kSign && (kMarked || (kExchange && kWidth != kWidthV)));
   static constexpr bool kRoundedLater = kFine && !kTwoForms && !kHides;  // into P^T for dV, when it has been sent
