@@ -290,13 +290,14 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
 
 // What its polynomials are made of would be 0 in fp32.
 TEST(V3ForwardPlanSmall, ScalesFarBelowSoftcapAreV2s) {
-  for (const auto& [scale, softcap, taken] : {std::tuple{1e-11, 30.0, false},
-                                              {1e-10, 30.0, true},
+  for (const auto& [scale, softcap, taken] : {std::tuple{2.9e-6, 30.0, false},
+                                              {3.1e-6, 30.0, true},
                                               {-1e-13, 1.0, false},
                                               {0.0, 30.0, true},
                                               {0.3, 1e20, false},
-                                              {0.3, 1e10, true},
-                                              {1e-17, 1e-6, false}}) {
+                                              {0.3, 2e6, true},
+                                              {1.1e-13, 1e-6, true},
+                                              {1e-14, 1e-6, false}}) {
     Problem p = problem_of(DType::kBF16, 64, 64, false, 900, 900);
     p.softmax_scale = scale;
     p.softcap = softcap;

@@ -82,10 +82,10 @@ int choose_row(const Problem& problem, const V3Target& target, std::string_view 
   return best;
 }
 
-// CapCurve (kernels/score.h) has the fifth power of softmax_scale / softcap in fp32, and that times softcap.
+// CapCurve (kernels/score.h) has the fifth power of softmax_scale / softcap in fp32.
 bool ratio_underflows(const Problem& problem) {
   const double ratio = std::abs(problem.softmax_scale) / problem.softcap;
-  return ratio > 0 && (ratio < 1e-7 || std::pow(ratio, 5) * problem.softcap < 1e-36);
+  return ratio > 0 && ratio < 1e-7;
 }
 
 // A bias is copied 16 bytes at a time where its rows begin at multiples of it, else pair by pair, one on its way a thread.
