@@ -288,7 +288,7 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
         }
 }
 
-// What its polynomials are made of would be 0 in fp32.
+// What its polynomial is made of would lose digits in fp32.
 TEST(V3ForwardPlanSmall, ScalesFarBelowSoftcapAreV2s) {
   for (const auto& [scale, softcap, taken] : {std::tuple{2.9e-6, 30.0, false},
                                               {3.1e-6, 30.0, true},

@@ -27,8 +27,8 @@ TEST(OpsProductsSmall, EveryOutputIsSomebodys) {
   each_product([](const Linear& p, const ProductOptions& options, const ProductTarget& target) {
     int64_t before = 0;
     for (const ProductVariant& v : product_variants(p, options, target)) {
-      EXPECT_GT(v.most_rows, before);
-      before = v.most_rows;
+      EXPECT_GT(v.key.rows, before);
+      before = v.key.rows;
       EXPECT_EQ(v.key.warps % v.key.shares, 0);
       EXPECT_LE(v.shared_for(v.key.rows) + int64_t{4} * v.key.warps * 8 * v.key.rows, target.shared_bytes);
       const int64_t each = int64_t{8} * (v.key.warps / v.key.shares), tiles = (p.out + each - 1) / each;

@@ -103,13 +103,11 @@ struct Candidate {
 std::vector<Candidate> candidates_of(const Problem& p, const ProductTarget& target) {
   std::vector<Candidate> all;
   for (const ProductSplit& split : test::product_splits(p.linear, target)) {
-    ProductVariant v = product_variant(p.linear, p.options, target, split);
-    v.most_rows = p.linear.rows;
-    const int64_t shared = v.shared_for(v.key.rows) + int64_t{4} * v.key.warps * 8 * v.key.rows;
-    if (shared * split.ctas <= target.shared_bytes) all.push_back({v});
+    const ProductVariant v = product_variant(p.linear, p.options, target, split);
+    if (v.shared_in_all() * split.ctas <= target.shared_bytes) all.push_back({v});
   }
   for (const ProductVariant& v : product_variants(p.linear, p.options, target))
-    if (v.most_rows >= p.linear.rows) {
+    if (v.key.rows >= p.linear.rows) {
       all.push_back({v, true});
       break;
     }
@@ -241,8 +239,7 @@ class Search {
                                       width,
                                       width,
                                       1e-5f};
-    const auto rows = static_cast<int>(std::min<int64_t>(rows_, v.key.rows));
-    gpu_.launch(v.key, v.grid, v.threads(), v.shared_for(rows), &params, stream_.get(), (rows_ + v.key.rows - 1) / v.key.rows);
+    v.launch(gpu_, params, stream_.get());
   }
 
   // What a call writes, of y the columns that it does write.

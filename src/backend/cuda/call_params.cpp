@@ -18,6 +18,12 @@ void set_softcap(FeatureParams& params, double softmax_scale, double softcap) {
   params.softmax_scale_log2 = static_cast<float>(std::min(softcap * kLog2E, double{std::numeric_limits<float>::max()}));
 }
 
+// Times log2(e) it is a number still, in both passes.
+float number_of(double softmax_scale) {
+  constexpr double kMost = std::numeric_limits<float>::max() / 2;
+  return static_cast<float>(std::clamp(softmax_scale, -kMost, kMost));
+}
+
 }  // namespace
 
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const fattn_buffers& b) {
@@ -120,8 +126,7 @@ FeatureParams backward_params(const Problem& problem, int heads_per_section, con
   params.dq_strides = strides_of(problem.dq);
   params.dk_strides = strides_of(problem.dk);
   params.dv_strides = strides_of(problem.dv);
-  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
-  params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
+  params.softmax_scale = number_of(problem.softmax_scale);
   if (problem.softcap > 0) set_softcap(params, problem.softmax_scale, problem.softcap);
   return params;
 }
@@ -132,9 +137,8 @@ void set_forward_scale(FeatureParams& params, double softmax_scale, double softc
     return set_softcap(params, softmax_scale, softcap);
   }
   // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
-  constexpr double kMost = std::numeric_limits<float>::max();
-  const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, kMost));
-  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(std::clamp(softmax_scale, -kMost / 2, kMost / 2)) : 0.0f;
+  const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
+  params.softmax_scale = scale_log2 > 0 ? number_of(softmax_scale) : 0.0f;
   params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;
 }
 

@@ -72,9 +72,13 @@ ProductVariant product_variant(const Linear& p, const ProductOptions& options, c
   v.key.keys_values = options.keys_values ? 1 : 0;
   v.key.several = split.grid > 0 ? 1 : 0;
   v.grid = split.grid > 0 ? split.grid : ctas_of(p, split.tiles);
-  v.most_rows = split.rows;
   v.shared_bytes = static_cast<int>(row_bytes(p));
   return v;
+}
+
+void ProductVariant::launch(const Gpu& gpu, const ProductParams& params, void* stream) const {
+  const int rows = static_cast<DType>(key.dtype) == DType::kF32 ? key.rows : std::min(params.rows, key.rows);  // in shared memory
+  gpu.launch(key, grid, threads(), shared_for(rows), &params, stream, (params.rows + key.rows - 1) / key.rows);
 }
 
 std::vector<ProductVariant> product_variants(const Linear& p, const ProductOptions& options, const ProductTarget& target) {
@@ -85,9 +89,8 @@ std::vector<ProductVariant> product_variants(const Linear& p, const ProductOptio
   for (const int rows : rows_of(p.dtype)) {
     ProductSplit split = planned;
     split.rows = rows;
-    const int64_t parts = int64_t{4} * split.tiles * split.shares * 8 * rows, room = target.shared_bytes - row_bytes(p) * rows - parts;
-    if (room < 0 || before >= p.rows) break;
     const ProductVariant v = product_variant(p, options, target, split);
+    if (v.shared_in_all() > target.shared_bytes || before >= p.rows) break;
     variants.push_back(v);
     before = rows;
   }
@@ -95,15 +98,12 @@ std::vector<ProductVariant> product_variants(const Linear& p, const ProductOptio
 }
 
 Product::Product(const Gpu& gpu, const Linear& p, const ProductOptions& options)
-    : gpu_(gpu), problem_(p), variants_(product_variants(p, options, {gpu.arch(), gpu.multiprocessors(), gpu.shared_bytes()})) {
+    : gpu_(gpu), variants_(product_variants(p, options, {gpu.arch(), gpu.multiprocessors(), gpu.shared_bytes()})) {
   for (const ProductVariant& v : variants_) gpu.load(v.key);
 }
 
 void Product::launch(const ProductParams& params, void* stream) const {
-  const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const ProductVariant& v) { return params.rows <= v.most_rows; });
-  const int of_cta = found->key.rows;
-  const int rows = problem_.dtype == DType::kF32 ? of_cta : std::min(params.rows, of_cta);  // in shared memory
-  gpu_.launch(found->key, found->grid, found->threads(), found->shared_for(rows), &params, stream, (params.rows + of_cta - 1) / of_cta);
+  std::find_if(variants_.begin(), variants_.end(), [&](const ProductVariant& v) { return params.rows <= v.key.rows; })->launch(gpu_, params, stream);
 }
 
 }  // namespace fattn::ops::cuda

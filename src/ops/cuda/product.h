@@ -25,13 +25,17 @@ struct ProductSplit {
   int ctas = 0;      // of a multiprocessor, which registers are to suffice for; 0: as many as they do
   int64_t grid = 0;  // CTAs that take tiles of outputs in turn; 0: each has one
 };
-// The kernel for calls of up to most_rows rows.
+// The kernel, of which a CTA has up to key.rows rows.
 struct ProductVariant {
   KernelKey key;
-  int64_t grid = 0, most_rows = 0;
+  int64_t grid = 0;
   int shared_bytes = 0;  // of a row
   int threads() const { return 32 * key.warps; }
   int shared_for(int64_t rows) const { return static_cast<int>(rows) * shared_bytes; }
+  // All shared memory of a CTA: of its rows, and of what its warps sum up.
+  int64_t shared_in_all() const { return shared_for(key.rows) + int64_t{4} * key.warps * 8 * key.rows; }
+  // Of params.rows rows, those beyond a CTA's by others.
+  void launch(const Gpu& gpu, const ProductParams& params, void* stream) const;
 };
 struct ProductTarget {
   int arch = 0, multiprocessors = 0, shared_bytes = 0;
@@ -45,12 +49,11 @@ class Product {
   // For calls of up to most_rows(), or of none: then all are somebody else's.
   Product(const Gpu& gpu, const Linear& problem, const ProductOptions& options);
 
-  int64_t most_rows() const { return variants_.empty() ? 0 : variants_.back().most_rows; }
+  int64_t most_rows() const { return variants_.empty() ? 0 : variants_.back().key.rows; }
   void launch(const ProductParams& params, void* stream) const;
 
  private:
   const Gpu& gpu_;
-  const Linear problem_;
   std::vector<ProductVariant> variants_;
 };
 
