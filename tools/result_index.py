@@ -6,7 +6,7 @@ from result_records import RESULTS, grid, link, load
 
 # What a record does not say of itself in a few words. A record that is neither here nor one of the lab's own kinds has no row, and the tool says so.
 WORDS = {
-    "accuracy": "`fattn check --accuracy`: errors over those of peers; softcap on one H200, 2026-11-30", "values": "`fattn check --values`, bf16 and fp16: times by the values in a call",
+    "accuracy": "`fattn check --accuracy`: errors over those of peers; softcap and biases on one H200, 2026-11-30", "values": "`fattn check --values`, bf16 and fp16: times by the values in a call",
     "h200-values-fp32": "`fattn check --values --dtype fp32`", "h200-values-fp32-64": "the same of headdim 64, kernels since then",
     "h100-any-rows": "v2: rows of biases and masks at any address", "h100-first-call": "first calls of processes, kernel cache empty",
     "h100-v3-headdims": "v3 at five headdims in turns", "h200-decode": "decode beside PyTorch's backends", "h200-features": "v3: windows of 1024 keys, softcap 50",
